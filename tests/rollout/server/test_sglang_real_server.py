@@ -35,6 +35,7 @@ from tests.rollout.server.real_servers import (
 )
 from tests.rollout.server.scripted import Announced, tied_model
 from tests.rollout.server.teacher_runs import check_columns, check_runs
+from tests.rollout.server.ten_turns import gap_of_ten_turns
 from tests.rollout.server.test_sglang import how, shared
 
 VOCABULARY = 30
@@ -102,6 +103,11 @@ def test_greedy_tokens_of_a_real_server_are_the_most_likely_and_carry_plain_log_
     for request, [row] in zip(requests, found, strict=True):
         best = model(torch.tensor([request.prompt + row.tokens])).logits[0, len(request.prompt) - 1 : -1]
         assert best.argmax(-1).tolist() == row.tokens
+
+
+@pytest.mark.slow
+def test_dialogues_of_ten_turns_have_the_log_probabilities_of_the_model(engine, model):
+    assert gap_of_ten_turns(engine, model, how(max_new_tokens=16)) < 1e-5
 
 
 @pytest.mark.slow

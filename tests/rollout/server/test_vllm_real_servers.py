@@ -36,6 +36,7 @@ from tests.rollout.server.real_servers import (
 )
 from tests.rollout.server.scripted import Announced, tied_model
 from tests.rollout.server.teacher_runs import check_columns, check_runs
+from tests.rollout.server.ten_turns import gap_of_ten_turns
 
 ARGUMENTS = {"dtype": "float32", "enforce_eager": True, "max_model_len": 256}
 VOCABULARY = 30
@@ -137,6 +138,11 @@ def test_such_servers_hide_their_key_and_answer_nothing_without_it(engine):
 @pytest.mark.slow
 def test_such_a_server_is_a_judge(engine, model):
     assert judges(engine, model)
+
+
+@pytest.mark.slow
+def test_dialogues_of_ten_turns_have_the_log_probabilities_of_the_model(engine, model):
+    assert gap_of_ten_turns(engine, model, how(max_new_tokens=16)) < 1e-5
 
 
 @pytest.mark.slow
