@@ -29,7 +29,8 @@ def by_the_model(network, encode, row):
     """Log-probabilities of the tokens behind the first, by a call of the model with what its processor returns."""
     one, (ids, trains) = encode.processor, encode.example(row)
     inputs = {name: torch.tensor([ids.column(name)]) for name in ids.columns}
-    inputs |= {name: t[None] if name in one.facts.stacked else t for name, t in (ids.media or {}).items()}
+    media = {name: t.to(network.model.dtype) if t.is_floating_point() else t for name, t in (ids.media or {}).items()}
+    inputs |= {name: t[None] if name in one.facts.stacked else t for name, t in media.items()}
     tokens = torch.tensor([ids])
     logits = network.model(input_ids=tokens, attention_mask=torch.ones_like(tokens), **inputs).logits[0]
     logits[:, one.placeholders] = FORBIDDEN

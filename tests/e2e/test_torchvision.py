@@ -1,4 +1,4 @@
-"""Models read video in a process with torchvision, in the folder that RFT_TORCHVISION_DIR names."""
+"""Models of video, and Llama 4, in a process with torchvision, in the folder that RFT_TORCHVISION_DIR names."""
 
 import os
 import subprocess
@@ -19,9 +19,10 @@ sys.exit(pytest.main(["-n", "0", "-x", "-p", "no:cacheprovider", "--show-capture
 
 @pytest.mark.slow
 @pytest.mark.skipif(not FOLDER, reason="RFT_TORCHVISION_DIR names no folder (.ci/run prepares one)")
-def test_models_read_video() -> None:
+@pytest.mark.parametrize("file", ["video_checks.py", "llama4_checks.py"])
+def test_models_whose_processor_needs_torchvision(file: str) -> None:
     pytest.importorskip("av")
-    root, checks = Path(__file__).parents[2], str(Path(__file__).with_name("video_checks.py"))
+    root, checks = Path(__file__).parents[2], str(Path(__file__).with_name(file))
     path = os.pathsep.join([FOLDER, str(root)])
     done = subprocess.run(
         [sys.executable, "-c", RUN, checks],
