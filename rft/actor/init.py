@@ -28,6 +28,7 @@ from transformers.modeling_layers import GenericForSequenceClassification, Gener
 from rft.actor.loading.backbone_names import name_backbone, outer_prefix
 from rft.actor.loading.classifiers import media_classifier
 from rft.actor.loading.drawing import Drawing, NotRecordedError
+from rft.actor.loading.language_parts import language_config, text_config
 from rft.actor.loading.stored import (
     StoredWeights,
     UnreadTensor,
@@ -101,7 +102,12 @@ def init_without_loading() -> Iterator[None]:
 
 
 def read_config(
-    path: str | None, model_config: Mapping[str, Any] | None, vocab_size: int, key: str, trusted: bool = False
+    path: str | None,
+    model_config: Mapping[str, Any] | None,
+    vocab_size: int,
+    key: str,
+    trusted: bool = False,
+    media: bool = True,
 ) -> PretrainedConfig:
     """The transformers config of a model, without weights.
 
@@ -112,6 +118,7 @@ def read_config(
         key: the yaml key of the actor, for messages.
         trusted: code in the folder of the model may run. A config without `auto_map` names no such code: without trust,
             the `auto_map` of a model that transformers knows itself is taken out.
+        media: the model reads media. Else the config is that of its text part, where transformers has a class for it.
 
     Raises:
         ValueError: the path cannot be read, transformers refuses a value, or neither or both are given; names the key.
@@ -129,7 +136,8 @@ def read_config(
             raise ValueError(f"{key}.path: no model can be read from {where} ({reason})") from error
         if not trusted:
             vars(config).pop("auto_map", None)
-        return language_config(config)
+        config = language_config(config)
+        return config if media else text_config(config)
     assert model_config is not None
     options = dict(model_config)
     kind = options.pop("model_type", None)
@@ -137,22 +145,12 @@ def read_config(
     if isinstance(part := options.get("text_config"), Mapping):  # of a model that takes media, too
         options["text_config"], vocabulary = {**part, **vocabulary}, {}
     try:
-        return AutoConfig.for_model(kind, **vocabulary, **options)
+        config = AutoConfig.for_model(kind, **vocabulary, **options)
+        return config if media else text_config(config)
     except CONFIG_ERRORS as error:
         field = re.search(r"for field '(\w+)'", str(error))
         where = f"{key}.model_config.{field[1]}={options.get(field[1])}" if field else f"{key}.model_config"
         raise ValueError(f"{where}: transformers cannot use it ({_reason(error)})") from error
-
-
-def language_config(config: PretrainedConfig) -> PretrainedConfig:
-    """The config of the model that reads media and writes text, where a config is of that and of one that speaks.
-
-    transformers loads such a part from the folder of the whole.
-    """
-    if type(config) not in MODEL_FOR_MULTIMODAL_LM_MAPPING:
-        return config
-    text, parts = config.get_text_config(), [vars(config).get(name) for name in config.sub_configs]
-    return next((part for part in parts if part and part is not text and part.get_text_config() is text), config)
 
 
 def load_with_head(
@@ -369,8 +367,9 @@ def meta_model(config: PretrainedConfig) -> PreTrainedModel:
 
 
 def language_model_class(config: PretrainedConfig) -> Any:
-    """The auto class of a language model, of text alone or with media."""
-    return AutoModelForCausalLM if knows_model(config, media=False) else AutoModelForMultimodalLM
+    """The auto class of a language model: with media, where the config of `read_config` has more than a text part."""
+    whole = type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING and not own_class(config, AutoModelForCausalLM)
+    return AutoModelForMultimodalLM if whole or not knows_model(config, media=False) else AutoModelForCausalLM
 
 
 def blocks(model: PreTrainedModel) -> list[torch.nn.Module]:

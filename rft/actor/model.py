@@ -69,7 +69,7 @@ def build_model(
     """
     key, strategy, tokenizer = context.key, context.strategy, context.tokenizer
     device = context.world.device
-    config = read_config(path, model_config, len(tokenizer), key, trust_remote_code)
+    config = read_config(path, model_config, len(tokenizer), key, trust_remote_code, context.media is not None)
     strategy.check_model(config, lambda: meta_model(config), packing, key)
     continued = None
     if lora is not None:

@@ -80,8 +80,11 @@ class Answering(Components):
         check.make("encoder", self.make_encoder, "tokenizer", "processor")
         check.make(
             "model_config",
-            lambda tokenizer: read_config(path, model_config, len(tokenizer), "actor", trusted),
+            lambda tokenizer, processor: read_config(
+                path, model_config, len(tokenizer), "actor", trusted, processor is not None
+            ),
             "tokenizer",
+            "processor",
         )
         check.run(check_tokenizer, "tokenizer", "model_config")
         if path is not None:

@@ -175,8 +175,8 @@ class Job(Components):
         Args:
             tokenizer: its size is the vocabulary size of a new model.
         """
-        named = (model.options["path"], model.options["model_config"])
-        return read_config(*named, len(tokenizer), model.key, model.options["trust_remote_code"])
+        path, new, trusted = (model.options[name] for name in ("path", "model_config", "trust_remote_code"))
+        return read_config(path, new, len(tokenizer), model.key, trusted, self.processor is not None)
 
     def read_loadable_config(self, model: Target, tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig:
         """As `read_model_config`, of a model that can be built and loaded, and that knows all tokens."""

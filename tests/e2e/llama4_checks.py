@@ -32,13 +32,15 @@ def test_log_probabilities(tmp_path):
     turned = columns(network, batch[[2, 3, 0, 1]], facts)["logprobs"]
     torch.testing.assert_close(turned[[2, 3, 0, 1]], padded, rtol=0, atol=1e-5)
     prompts = encode.prompts(given)
-    assert [prompt.count(one.processor.tokenizer.convert_tokens_to_ids("<|patch|>")) for prompt in prompts] == [4, 0, 24, 0]
+    patch = one.processor.tokenizer.convert_tokens_to_ids("<|patch|>")
+    assert [prompt.count(patch) for prompt in prompts] == [4, 0, 24, 0], "images of one tile, and of two and the whole"
     [*found] = engine_of(network.model, encode, tmp_path, 5).generate([Request(p, [0, 1]) for p in prompts], SAMPLING)
     for prompt, answers in zip(prompts, found, strict=True):
         for completion in answers:
             media = {name: tensor.to(network.model.dtype) for name, tensor in (prompt.media or {}).items()}
             ids = torch.tensor([[*prompt, *completion.tokens]])
-            scores = network.model(input_ids=ids, attention_mask=torch.ones_like(ids), **media).logits[0, len(prompt) - 1 : -1]
+            logits = network.model(input_ids=ids, attention_mask=torch.ones_like(ids), **media).logits
+            scores = logits[0, len(prompt) - 1 : -1]
             scores[:, facts.placeholders] = -1e9
             own = scores.log_softmax(-1).gather(1, torch.tensor(completion.tokens)[:, None])[:, 0]
             torch.testing.assert_close(own, torch.tensor(completion.logprobs), rtol=0, atol=1e-5)

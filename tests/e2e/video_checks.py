@@ -9,6 +9,7 @@ import torch
 from rft.actor.heads import LanguageNetwork
 from rft.data.encode.processor import RichText
 from rft.data.encode.processors import pretrained
+from rft.errors import Problems
 from rft.rollout.engine.base import Request
 from rft.setup.assembly import Job
 from tests.actor.forward.test_backbone import assert_packed_as_padded, by_the_model
@@ -113,5 +114,5 @@ def test_a_run(resolved, tmp_path):
     assert len([*(tmp_path / "run" / "media").glob("*.mp4")]) == 2
     assert '<video class="medium"' in (tmp_path / "run" / "report.html").read_text()
     (tmp_path / "1.mp4").write_bytes(b"damaged")
-    with pytest.raises(ValueError, match=r"^row \d: .*1\.mp4 cannot be read as a video \("):
+    with pytest.raises(Problems, match=r"^data\.train: .*rows\.jsonl line 3: .*1\.mp4 cannot be read as a video \("):
         Job(resolved(*options, f"output_dir={tmp_path / 'other'}")).fit("")

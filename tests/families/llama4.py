@@ -2,7 +2,7 @@
 
 import transformers
 
-from tests.families import ROLES, Family, _family, _template, _text, _tokenizer
+from tests.families import Family, _family, _template, _text, _tokenizer
 
 NAMES = {
     "image_token": "<|image|>",

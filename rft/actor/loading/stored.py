@@ -36,12 +36,13 @@ from rft.actor.loading.backbone_names import inner_prefix
 from rft.actor.lora.nf4 import PackedLinear
 
 SAFE = ".safetensors"
+STORED = ("quantization_config", "transformers_weights")  # keys of a config: `from_pretrained` has to read the model
 COMPARED = 2**24  # numbers of two tensors that are compared at a time
 
 
 def needs_transformers(config: PretrainedConfig) -> bool:
     """`from_pretrained` has to read the model: it is stored quantized or in files of other names."""
-    return not {"quantization_config", "transformers_weights"}.isdisjoint(vars(config))
+    return not {*STORED}.isdisjoint(vars(config))
 
 
 def find_files(path: str, config: PretrainedConfig) -> list[str]:

@@ -1,11 +1,13 @@
 """Counts the tokens of rows, on all ranks together, and caches the counts.
 
-The cache key is a hash of everything that the counts depend on: the rows as they reach the tokenizer, the tokenizer
-with its template, the options, the code of this project that encodes rows, and the versions of the packages it calls.
+The cache key is a hash of everything that the counts depend on: the rows as they reach the tokenizer, the size and time
+of the files of media, the tokenizer with its template, the options, the code of this project that encodes rows, and the
+versions of the packages it calls.
 """
 
 import inspect
 import logging
+import os
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -62,7 +64,7 @@ class Lengths:
             local_rows = subset(rows, range(world.rank, len(rows), world.size))
             return [len(prompt) for prompt in self._encoder.whole_prompts(local_rows)]
 
-        return self._known(rows, lambda row: (row.get("prompt"), row.get("tools")), "prompts", count)
+        return self._known(rows, lambda row: {name: row.get(name) for name in ("prompt", "tools")}, "prompts", count)
 
     def examples(
         self, given: GivenTexts, rows: Rows, prompts: int, *, seed: int, columns: tuple[str, ...]
@@ -84,7 +86,7 @@ class Lengths:
         return self._known(rows, lambda row: row, made_of, count)
 
     def _known(
-        self, rows: Rows, read: Callable[[Row], Any], made_of: Any, count: Callable[[World], list[int]]
+        self, rows: Rows, read: Callable[[Row], Row], made_of: Any, count: Callable[[World], list[int]]
     ) -> list[int]:
         """The cached counts of these rows; if there are none, all ranks count a share of the rows each."""
         world, folder = self._world, self._folder
@@ -110,9 +112,12 @@ class Lengths:
         # where a rank failed, every rank counts all rows alone and raises the error with the number of the row
         return count(SINGLE_PROCESS) if None in shares else _interleave(shares)
 
-    def _name(self, rows: Rows, read: Callable[[Row], Any], made_of: Any) -> bytes:
+    def _name(self, rows: Rows, read: Callable[[Row], Row], made_of: Any) -> bytes:
+        def content(row: Row) -> Row:
+            return read(row) if self._encoder.processor is None else parts.map_media(read(row), _state)
+
         starts = range(0, len(rows), CHUNK)[self._world.rank :: self._world.size]
-        digests = [digest([read(row) for row in rows[start : start + CHUNK]]) for start in starts]
+        digests = [digest([content(row) for row in rows[start : start + CHUNK]]) for start in starts]
         return digest((made_of, VERSIONS, self._encoding, _interleave(self._world.gather(digests))))
 
     @cached_property
@@ -123,7 +128,18 @@ class Lengths:
             files = [(path.name, path.read_bytes()) for path in sorted(Path(folder).rglob("*")) if path.is_file()]
         modules = (encode, masks, media_files, parts, processor, templates, truncation)
         code = [Path(inspect.getfile(module)).read_bytes() for module in modules]
-        return [files, code, self._encoder.made_of]
+        used = self._encoder.processor
+        return [files, code, self._encoder.made_of, used is not None and used.keeps_raw]
+
+
+def _state(kind: str, value: Any) -> Any:
+    """The path of a medium with the size and time of its file; another value as it is."""
+    if isinstance(value, list):
+        return [_state(kind, frame) for frame in value]
+    if not isinstance(value, str) or not os.path.isfile(value):
+        return value
+    found = os.stat(value)
+    return value, found.st_size, found.st_mtime_ns
 
 
 def _interleave(shares: Sequence[Sequence[Item]]) -> list[Item]:

@@ -214,7 +214,8 @@ def _check_epochs(epochs: float | None) -> Iterator[str]:
 def _read_model_config(actor: dict[str, Any], tokenizer: Target) -> PretrainedConfig:
     """The config of the policy; a new model has the vocabulary of the tokenizer."""
     vocabulary = 0 if actor["model_config"] is None else len(tokenizer.build())
-    config = read_config(actor["path"], actor["model_config"], vocabulary, POLICY, actor["trust_remote_code"])
+    trusted = actor["trust_remote_code"]
+    config = read_config(actor["path"], actor["model_config"], vocabulary, POLICY, trusted, media=False)
     check_loadable(config, actor["path"], actor["head"], POLICY, reads_weights=False)
     return config
 

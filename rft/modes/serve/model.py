@@ -52,7 +52,7 @@ def serve_model(parts: Components, console: Console) -> None:
     if path is None:
         assert tokenizer is not None
         model = output / "engine"
-        model_config = read_config(None, run.actor["model_config"], len(tokenizer), "actor")
+        model_config = read_config(None, run.actor["model_config"], len(tokenizer), "actor", media=media is not None)
         write_model_folder(meta_model(model_config), tokenizer, model, media)
     else:
         named = parts.tokenizer.options

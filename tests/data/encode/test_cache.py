@@ -3,13 +3,17 @@
 import subprocess
 import sys
 
+import pytest
+
 from rft.data.base import GivenTexts
 from rft.data.encode.cache import digest, recall, remember
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths
+from rft.data.encode.processor import MediaProcessor, slots_of_template
 from rft.data.encode.tokenizer import characters
 from rft.data.given.supervised import DatasetSource
 from rft.distributed import SINGLE_PROCESS
+from tests.families import family, picture
 
 ROWS = [{"prompt": "1" * (1 + n % 9), "response": "2" * (n % 5)} for n in range(2500)]
 FEW = ROWS[:40]
@@ -38,6 +42,28 @@ def count(folder, rows=ROWS, made=None, world=SINGLE_PROCESS):
     """(what was counted, how many rows were encoded for it)."""
     made = made or encoder()
     return Lengths(world, made, folder and str(folder)).prompts(rows), made.asked
+
+
+def test_a_file_that_has_changed_is_read_again(tmp_path):
+    one = family("llava")
+    processor = MediaProcessor(one.processor, slots_of_template(one.processor, one.kinds))
+    file, cache = tmp_path / "a.png", tmp_path / "cache"
+    picture(0).save(file)
+    asked = [{"type": "image", "image": str(file)}, {"type": "text", "text": "?"}]
+    rows = [{"prompt": [{"role": "user", "content": asked}], "response": "2"}]
+
+    def read():
+        made = Counting(processor.tokenizer, "chat", None, processor=processor)
+        return count(cache, rows, made)[1]
+
+    assert (read(), read()) == (1, 0)
+    picture(1, 24, 24).save(file)
+    assert (read(), read()) == (1, 0)
+    processor.keeps_raw = True  # an engine that takes other media
+    assert (read(), read()) == (1, 0)
+    file.write_bytes(b"damaged")
+    with pytest.raises(ValueError, match=r"^row 1: .*a\.png cannot be read as an image"):
+        read()
 
 
 def test_rows_are_encoded_once_over_all_ranks_and_not_again(tmp_path, ranks):
