@@ -217,7 +217,8 @@ class Components:
         if self.processor is None:
             return None
         made: MediaProcessor = self.processor.build(tokenizer=tokenizer)
-        made.keeps_raw = self.engine.factory.facts.has_processor
+        facts = self.engine.factory.facts
+        made.keeps_raw, made.sends_padded = facts.has_processor, facts.masks_padding
         return made
 
     def make_engine(

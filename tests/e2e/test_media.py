@@ -191,6 +191,13 @@ def test_media_need_a_processor_and_an_engine_that_takes_them(resolved, tmp_path
     with pytest.raises(Problems) as caught:  # before the processor has counted the tokens of all rows
         Job(resolved(*RUNS["grpo"], "actor.frozen=[foo]", "data.max_prompt_tokens=1", folder)).fit("")
     assert [message.partition(":")[0] for message in caught.value.messages] == ["actor.frozen[0]='foo'"]
+    server = ("rollout.engine.servers.count=0", "rollout.engine.servers.addresses=[127.0.0.1:9]", "cache=null")
+    with pytest.raises(Problems) as caught:  # its model computes the padding of sounds
+        Job(resolved(*RUNS["grpo with audio"], "rollout=sglang", *server, folder)).fit("")
+    for message, key in zip(caught.value.messages, ("data.train", "data.eval.heldout"), strict=True):
+        assert message.startswith(
+            f"{key}: row 1: the engine gets no audio: it would compute the padding too, and sample"
+        )
     stop()  # the plan simulates a process group of its own
     with pytest.raises(ValueError, match=r"mode=plan: the memory of media \(actor\.processor\) is not counted"):
         PlanJob(resolved(*RUNS["grpo"], folder, "mode=plan"), 1)

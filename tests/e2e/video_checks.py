@@ -113,6 +113,12 @@ def test_a_run(resolved, tmp_path):
     assert numbers["grad_norm"] > 0 and numbers["rollout/logprob_gap"] < 1e-4
     assert len([*(tmp_path / "run" / "media").glob("*.mp4")]) == 2
     assert '<video class="medium"' in (tmp_path / "run" / "report.html").read_text()
+    server = ("rollout.engine.servers.count=0", "rollout.engine.servers.addresses=[127.0.0.1:9]")
+    for engine in ("vllm_server", "sglang"):
+        with pytest.raises(
+            Problems, match=r"data\.train: .*rows\.jsonl line 1: the engine gets no video; set rollout=hf"
+        ):
+            Job(resolved(*options, f"output_dir={tmp_path / 'other'}", f"rollout={engine}", *server)).fit("")
     (tmp_path / "1.mp4").write_bytes(b"damaged")
     with pytest.raises(Problems, match=r"^data\.train: .*rows\.jsonl line 3: .*1\.mp4 cannot be read as a video \("):
         Job(resolved(*options, f"output_dir={tmp_path / 'other'}")).fit("")

@@ -129,7 +129,8 @@ class Lengths:
         modules = (encode, masks, media_files, parts, processor, templates, truncation)
         code = [Path(inspect.getfile(module)).read_bytes() for module in modules]
         used = self._encoder.processor
-        return [files, code, self._encoder.made_of, used is not None and used.keeps_raw]
+        sent = None if used is None else (used.keeps_raw, used.sends_padded)
+        return [files, code, self._encoder.made_of, sent]
 
 
 def _state(kind: str, value: Any) -> Any:

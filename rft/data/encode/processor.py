@@ -29,6 +29,7 @@ from rft.data.encode.templates import Messages
 
 ARGUMENTS = {"image": "images", "video": "videos", "audio": "audio"}  # of a processor, by the type of a content part
 UNSENT = ("video",)  # engines with a processor of their own do not get them
+PADDED = ("audio",)  # processors fill them up to a length, and the model leaves out what they have added
 NO_VIDEO = "video needs a model that reads it, and the package torchvision"
 LITERAL = "<|literal {}|>"  # stands for a placeholder that a text quotes
 Parts = tuple[tuple[str, Any], ...]  # types and values of media
@@ -65,9 +66,11 @@ class MediaProcessor:
         probe: a short text with one medium of each type, the same on every rank.
         tokenizer: of the policy.
         keeps_raw: texts with media get `EncodedText.raw`; set for a run whose engine has its own processor.
+        sends_padded: this engine leaves out the padding of media, as the model does.
     """
 
     keeps_raw = False
+    sends_padded = True
 
     def __init__(self, processor: "ProcessorMixin", slots: Mapping[str, str]) -> None:
         self.tokenizer: PreTrainedTokenizerBase = processor.tokenizer
@@ -163,14 +166,25 @@ class MediaProcessor:
         Raises:
             ValueError: a medium cannot be opened, or the processor does not take it.
         """
-        if self.keeps_raw and any(kind in UNSENT for kind, _ in rich.media):
-            raise ValueError("the engine gets no video; set rollout=hf, or remove the row")
+        if self.keeps_raw:
+            self._check_sent(rich.media)
         opened = self._opened(rich)
         encoded = self._encoded(self._outputs(rich.text, opened))
         if self.keeps_raw and opened:
             rate = self.sampling_rate if "audio" in opened else 0
             encoded.raw = RawText(self._unexpanded(rich.text), opened, rate)
         return encoded
+
+    def _check_sent(self, media: Parts) -> None:
+        """Raises a ValueError for media that the engine of the run does not get."""
+        kinds = {kind for kind, _ in media}
+        if unsent := sorted(kinds & {*UNSENT}):
+            raise ValueError(f"the engine gets no {unsent[0]}; set rollout=hf, or remove the row")
+        if not self.sends_padded and (padded := sorted(kinds & {*PADDED})):
+            raise ValueError(
+                f"the engine gets no {padded[0]}: it computes the padding too, and would sample from another "
+                "distribution than that which is trained; set rollout=hf, or another engine of docs/media.md"
+            )
 
     def prefixes(self, rich: RichText, cuts: Sequence[int]) -> list[EncodedText]:
         """What `encode` returns for the text up to each cut. All media stand before the first cut, and are opened once.

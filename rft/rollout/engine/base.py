@@ -76,6 +76,7 @@ class EngineFacts:
             they also run on tensors without storage. `mode=plan` counts the memory of such an engine.
         takes_media: it samples from prompts with media.
         has_processor: it expands the slots of media by a processor of its own, from `EncodedText.raw`.
+        masks_padding: where a processor pads media, its model leaves out the padding.
     """
 
     samples: bool = True
@@ -83,6 +84,7 @@ class EngineFacts:
     plain_torch: bool = False
     takes_media: bool = False
     has_processor: bool = False
+    masks_padding: bool = True
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 A sample depends on its seed alone only where the server computes deterministically, which SGLang does on GPUs
 (`engine_args.enable_deterministic_inference`); elsewhere the server draws with its own seeds.
-Not supported: weights over CUDA IPC or in messages, input other than text.
+Not supported: weights over CUDA IPC or in messages; media that a processor pads, whose padding SGLang 0.5.15 computes.
 """
 
 import contextlib
@@ -62,6 +62,7 @@ RESERVED = frozenset(("model_path", "model", "host", "port", "api_key", "weight_
 class SGLangServers(ServersEngine):
     """Samples with SGLang servers; see `ServersEngine`."""
 
+    facts = replace(ServersEngine.facts, masks_padding=False)
     sleep_arguments: ClassVar = {"enable_memory_saver": True}
 
     @classmethod

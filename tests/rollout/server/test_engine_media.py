@@ -36,7 +36,7 @@ def medium(family, number):
     return {"type": "audio", "audio": {"array": families.sound(number, 3200 + 800 * number), "sampling_rate": 16000}}
 
 
-CASES = [("vllm", "qwen2_5_vl"), ("vllm", "qwen2_audio"), ("sglang", "qwen2_5_vl"), ("sglang", "qwen2_audio")]
+CASES = [("vllm", "qwen2_5_vl"), ("vllm", "qwen2_audio"), ("sglang", "qwen2_5_vl")]
 
 
 @pytest.fixture(params=CASES, ids="-".join)

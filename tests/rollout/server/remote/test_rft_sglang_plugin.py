@@ -6,12 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import distributions
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch.distributed import TCPStore
 
-from rft.data.encode.media_files import lossless_url
 from rft.rollout.server.remote.rft_receiver import TOKEN_GROUP, authenticate, group_token, join
 from rft.rollout.server.remote.rft_server_key import KEY_VARIABLE
 from rft.rollout.server.server_api import REMOTE
@@ -41,21 +39,6 @@ def test_embeddings_of_media_are_dropped_with_cached_prefixes(plugin, monkeypatc
     dropped = []
     assert plugin["drop_embeddings"](False, "scheduler") is False and dropped == []
     assert plugin["drop_embeddings"](True, "scheduler", empty_cache=True) is True and dropped == [7]
-
-
-def test_the_sounds_of_a_run_are_read_without_torchaudio(plugin):
-    samples = np.linspace(-1, 1, 7, dtype=np.float32)
-    own, other = lossless_url(samples, 16000), lossless_url(samples, 8000)
-    read = plugin["read_samples"]
-    assert read(None, own, None).tolist() == samples.tolist() and read(None, other, 8000).tolist() == samples.tolist()
-    for source, rate in (
-        (other, None),
-        (own, 8000),
-        (own[:-8], None),
-        ("data:audio/wav;base64,", None),
-        ("a.wav", None),
-    ):
-        assert read(lambda *given: given, source, rate) == (source, rate), "SGLang's own function reads it"
 
 
 @pytest.mark.parametrize(
