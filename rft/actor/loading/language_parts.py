@@ -23,9 +23,10 @@ def text_config(config: PretrainedConfig) -> PretrainedConfig:
     kind: Any = type(config)
     if not (kind in MODEL_FOR_CAUSAL_LM_MAPPING and kind in MODEL_FOR_MULTIMODAL_LM_MAPPING):
         return config
-    if MODEL_FOR_CAUSAL_LM_MAPPING[kind] is MODEL_FOR_MULTIMODAL_LM_MAPPING[kind]:
-        return config
     text: PretrainedConfig = config.get_text_config()
+    same = MODEL_FOR_CAUSAL_LM_MAPPING[kind] is MODEL_FOR_MULTIMODAL_LM_MAPPING[kind]
+    if same or type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return config
     stored = {name: vars(config)[name] for name in STORED if name in vars(config)}
     vars(text).update(stored)  # they say how the files of the whole are read
     return text
