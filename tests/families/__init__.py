@@ -127,10 +127,12 @@ def _family(name: str, config: Any, processor: Any, **placeholders: str) -> Fami
     return Family(name, config, processor, tuple(placeholders), ids)
 
 
-def _qwen_vl(name: str, config: type, processor: type, vision: dict[str, Any], rope: dict[str, Any]) -> Family:
+def _qwen_vl(
+    name: str, config: type, processor: type, vision: dict[str, Any], rope: dict[str, Any], **changes: Any
+) -> Family:
     tokenizer = _tokenizer(VISION)
     start, end, image, video = (tokenizer.convert_tokens_to_ids(token) for token in VISION)
-    text = _text(tokenizer, rope_parameters=SECTIONS | rope, **({"head_dim": 8} if name == "qwen3_vl" else {}))
+    text = _text(tokenizer, rope_parameters=SECTIONS | rope, **changes)
     ids = {"vision_start_token_id": start, "vision_end_token_id": end, "image_token_id": image, "video_token_id": video}
     patches = {"depth": 2, "num_heads": 2, "patch_size": PATCHES["patch_size"]}
     parts = {
@@ -162,7 +164,17 @@ def _qwen3_vl() -> Family:
     sizes = {"hidden_size": 16, "intermediate_size": 32, "out_hidden_size": 32}
     vision = sizes | {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
     rope = {"mrope_interleaved": True}
-    return _qwen_vl("qwen3_vl", transformers.Qwen3VLConfig, transformers.Qwen3VLProcessor, vision, rope)
+    return _qwen_vl("qwen3_vl", transformers.Qwen3VLConfig, transformers.Qwen3VLProcessor, vision, rope, head_dim=8)
+
+
+def _qwen3_5() -> Family:
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "out_hidden_size": 32, "num_position_embeddings": 64}
+    rope = {"mrope_interleaved": True, "partial_rotary_factor": 1.0}
+    layers = {"layer_types": ["linear_attention", "full_attention"], "head_dim": 8}
+    linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    linear |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
+    config, processor = transformers.Qwen3_5Config, transformers.Qwen3VLProcessor
+    return _qwen_vl("qwen3_5", config, processor, sizes, rope, **layers, **linear)
 
 
 def _internvl() -> Family:
@@ -328,6 +340,7 @@ FAMILIES: dict[str, Callable[[], Family]] = {
     "qwen2_vl": _qwen2_vl,
     "qwen2_5_vl": _qwen2_5_vl,
     "qwen3_vl": _qwen3_vl,
+    "qwen3_5": _qwen3_5,
     "internvl": _internvl,
     "llava": _llava,
     "gemma3": _gemma3,

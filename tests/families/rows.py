@@ -14,7 +14,7 @@ from rft.data.encode.encoder import Encoder
 from rft.data.encode.processor import MediaProcessor, slots_of_template
 from tests.families import Family, frames, picture, sound
 
-WITH_BACKBONE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "llava", "gemma3", "idefics3", "smolvlm",
+WITH_BACKBONE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "internvl", "llava", "gemma3", "idefics3", "smolvlm",
                  "qwen2_audio")  # fmt: skip
 OMNI = "qwen2_5_omni_thinker"  # one module with its head; reads images and audio
 READ = (*WITH_BACKBONE, OMNI)
