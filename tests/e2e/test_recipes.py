@@ -17,6 +17,7 @@ import rft
 from rft.modes.evaluate import evaluate
 from rft.reward.rules.gsm8k import gold_number, marked_number
 from rft.setup.assembly import Job
+from tests.e2e.test_recipes_agents import AGENTS
 from tests.e2e.test_recipes_media import WITH_MEDIA
 
 ROOT = Path(rft.__file__).parent.parent
@@ -75,10 +76,10 @@ def test_gsm8k_for_a_cpu_composes(overrides, resolved, monkeypatch):
 
 
 def test_every_recipe_is_covered_here():
-    """Those with media by test_recipes_media.py."""
+    """Those with media by test_recipes_media.py, those with episodes by test_recipes_agents.py."""
     assert {str(path.relative_to(RECIPES)) for path in RECIPES.glob("*/*.yaml")} == {
         "own_loss/run.yaml", "gsm8k/run.yaml", "gsm8k/cpu.yaml", *(f"gsm8k/{stage}.yaml" for stage in STAGES),
-        *(f"{recipe}/{name}.yaml" for recipe, names in WITH_MEDIA.items() for name in names),
+        *(f"{recipe}/{name}.yaml" for recipe, names in {**WITH_MEDIA, **AGENTS}.items() for name in names),
     }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import threading
 import time
 
+import openai
 import pytest
 
 from tests.rollout.environment.gateway import agents
@@ -18,7 +19,6 @@ def node(agent, module=__name__, **options):
 
 
 async def a_client_of_openai(data, base_url, api_key):
-    openai = pytest.importorskip("openai")
     client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0)
     assert [model.id for model in (await client.models.list()).data] == ["policy"]
     messages = [{"role": "system", "content": "S"}, user("Q")]
@@ -53,7 +53,6 @@ async def a_client_of_openai(data, base_url, api_key):
 
 
 def test_the_client_of_openai():
-    pytest.importorskip("openai")
     [[found]], sampler = play(
         lambda text: "end" if "3=" in text else CALL, node("a_client_of_openai"), [{"prompt": "x"}], max_turns=5
     )
