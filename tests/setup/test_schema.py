@@ -89,6 +89,7 @@ COMPANIONS = {
         for term in ("format", "json", "overlap", "repetition", "script", "tag_count", "tags", "tool_call")
     },
     "environment/agent": ["environment.classes.agent._target_=tests.rollout.environment.gateway.agents.one_turn"],
+    "environment/search": ["environment.classes.search.corpus=some.jsonl"],
     "environment/mcp": ["environment.classes.mcp.servers={search: {command: some}}"],
     "reward/environment": ["environment=guessing"],
     "algorithm/advantage/gigpo": ["environment=guessing"],

@@ -9,6 +9,9 @@ In the place of tools a class may have Gymnasium's `step(self, action: str)`, wh
 returns `(observation, reward, terminated, truncated, info)`. Every method may be `async def`. An optional `close()`
 ends an episode.
 
+What all episodes share, such as an index, may be made by a class method `prepare(cls, **options)`, which gets the
+options of the yaml. It is called at the start of the run, and in the process from which those of episodes are forked.
+
 Tools that are known only once the class has its options are no methods. A class with such tools has two others:
 
     def describe_tools(self) -> list[dict]: ...         # their JSON schemas; asked of one object, which is not reset

@@ -1,14 +1,14 @@
 """Forks a process for every environment: `python -m rft.rollout.environment.fork_server <fd>`, started by `Processes`.
 
-The server imports the classes of the run once and has no threads, so that a fork takes milliseconds. Each message names
-a class and carries one end of a socket, over which the new process gets calls from the run and answers in JSON. The
-processes end when the run closes the other end, or dies.
+The server imports and prepares the classes of the run once and has no threads, so that a fork takes milliseconds. Each
+message names a class and carries one end of a socket, over which the new process gets calls from the run and answers in
+JSON. The processes end when the run closes the other end, or dies.
 """
 
 import array
 import asyncio
 import ctypes
-import importlib
+import gc
 import inspect
 import json
 import os
@@ -62,6 +62,13 @@ class Hosted:
         if method == "reset":
             self._object = self._target.build()
         return getattr(self._object, method)(*arguments, **options)
+
+
+def prepare(target: Target) -> None:
+    """Calls the class method `prepare` of an environment with its options, if there is one."""
+    methods = dict(inspect.getmembers(target.factory, inspect.ismethod))
+    if "prepare" in methods:
+        methods["prepare"](**target.options)
 
 
 def serve(line: socket.socket, nodes: Mapping[str, Any]) -> None:
@@ -122,12 +129,13 @@ def _end_with(descriptor: int) -> None:
 
 
 def main() -> None:
-    """Imports the classes that the run names, and serves."""
+    """Imports and prepares the classes that the run names, and serves."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal; the run ends the line when it is interrupted
     line = socket.socket(fileno=int(sys.argv[1]))
     nodes: dict[str, Any] = json.loads(line.recv(LONGEST))
     for node in nodes.values():
-        importlib.import_module(node["_target_"].rpartition(".")[0])
+        prepare(Target(node, "environment"))
+    gc.freeze()  # a collection in a forked process would write to every page that it shares
     line.send(b"+")  # ready
     serve(line, nodes)
 

@@ -11,6 +11,7 @@ from rft.errors import build_each
 from rft.ranges import PositiveInt, Seconds
 from rft.registry import Plugin, did_you_mean
 from rft.rollout.environment.contract import FIELD, EnvironmentClass, environment_class
+from rft.rollout.environment.fork_server import prepare
 from rft.rollout.environment.tool_calls import TOOL_CALLS
 
 KEY = "environment"
@@ -77,7 +78,8 @@ class Environments:
         return made
 
     def check(self, encoder: Encoder) -> None:
-        """Checks that the template can write dialogues, and the options of classes that will live in this process.
+        """Checks that the template can write dialogues. Prepares the classes, and checks the options of those that will
+        live in this process.
 
         Args:
             encoder: of the run.
@@ -93,14 +95,13 @@ class Environments:
         for name, found in self.classes.items():
             if found.tools and self.calls.facts.described:
                 encoder.chat.schemas(list(found.tools.values()), f"the tools of {KEY}.classes.{name}")
-        if self.options.workers == "inline":
-            for name, found in self.classes.items():
-                if found.plays:
-                    continue
-                try:
+        for name, found in self.classes.items():
+            try:
+                prepare(found.target)
+                if self.options.workers == "inline" and not found.plays:
                     found.target.build()
-                except (ValueError, OSError) as error:
-                    raise ValueError(f"{KEY}.classes.{name}: {error}") from error
+            except (ValueError, OSError) as error:
+                raise ValueError(f"{KEY}.classes.{name}: {error}") from error
 
     @property
     def columns_if_read(self) -> tuple[str, ...]:
