@@ -61,7 +61,7 @@ def test_a_game_of_several_turns(fit):
 
 def test_demonstrations_of_the_game_are_played_with_its_environment(monkeypatch):
     monkeypatch.syspath_prepend(RECIPES / "multi_turn_game")
-    from games import Games, Guessing
+    from guessing_games import Games, Guessing
 
     options = {"low": 1, "high": 31, "reply": (">", "<")}
     for halves, low, high in ((1.0, 1.0, 1.0), (0.0, 0.1, 0.2)):
