@@ -4,17 +4,11 @@ A process of its own generates the rows with a fixed hash seed. The rows of some
 texts, which differs between processes otherwise: each rank would train on other rows.
 """
 
-import contextlib
 import importlib.util
-import os
-import pickle
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
+from rft.data.rows.child import make_rows, rows_of_child
 from rft.ranges import PositiveInt, Seed
 from rft.registry import did_you_mean
 
@@ -58,25 +52,14 @@ class ReasoningGymRows:
         Raises:
             ValueError: there is no such task or option, or the rows lack a field.
         """
-        with TemporaryDirectory() as folder:
-            job, found = Path(folder, "job"), Path(folder, "rows")
-            job.write_bytes(pickle.dumps((self._tasks, self._count, self._seed, self._key)))
-            path = os.pathsep.join(place or os.getcwd() for place in sys.path)
-            subprocess.run(
-                [sys.executable, "-m", "rft.data.rows.reasoning_gym", str(job), str(found)],
-                env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"},
-                check=True,
-            )
-            rows = pickle.loads(found.read_bytes())
-        if isinstance(rows, ValueError):
-            raise rows
+        rows = rows_of_child("rft.data.rows.reasoning_gym", self._tasks, self._count, self._seed, self._key)
         for row in rows:
             if missing := [field for field in required if field not in row]:
                 raise ValueError(
                     f"{self._key}.tasks.{row[FIELD]['task']}: its rows have no field {missing[0]!r}; they have "
                     f"{', '.join(row)}; choose reward=reasoning_gym, or leave out the task"
                 )
-        return list(rows)
+        return rows
 
 
 def generate(tasks: Tasks, count: int, seed: int, key: str) -> list[dict[str, Any]]:
@@ -102,16 +85,5 @@ def _rows(task: str, options: dict[str, Any], count: int, seed: int, key: str) -
     return rows
 
 
-def main(job: str, found: str) -> None:
-    """Generates the rows of the file `job` into the file `found`; instead of rows, the error about a wrong option."""
-    rows: list[dict[str, Any]] | ValueError
-    with contextlib.redirect_stdout(sys.stderr):  # some tasks print
-        try:
-            rows = generate(*pickle.loads(Path(job).read_bytes()))
-        except ValueError as error:
-            rows = ValueError(str(error))
-    Path(found).write_bytes(pickle.dumps(rows))
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    make_rows(generate)

@@ -27,7 +27,9 @@ A game of several players, all of which are the policy, is a class as those of T
         def get_rewards(self) -> list[float]: ...           # of each player, when the game has ended
 
 In the place of a class, a function `async def run(data, base_url, api_key)` is an agent, which plays an episode by
-itself. It gets the row, asks the policy by OpenAI's API, and returns the reward of the episode or None.
+itself. It gets the row, asks the policy by OpenAI's API, and returns the reward of the episode or None. An agent that
+loads something first is a class with this method `run` in the place of `reset`; with `workers=process` its object is
+built once, and each episode has a copy of it.
 """
 
 import inspect
@@ -45,6 +47,7 @@ from transformers.utils.chat_template_utils import (
 
 from rft.errors import build_each
 from rft.registry import Target
+from rft.rollout.environment.fork_server import is_agent
 
 DYNAMIC = ("describe_tools", "call_tool")  # methods of a class whose tools are no methods
 GAME = ("get_observation", "step", "get_rewards")  # methods of a game of several players
@@ -65,7 +68,7 @@ class EnvironmentClass:
         steps: it has Gymnasium's `step` in the place of tools.
         scores: it has `get_reward`, `get_rewards`, or `step`, whose rewards are added up.
         closes: it has `close`.
-        plays: it is a function, which plays an episode by itself.
+        plays: it is an agent, which plays an episode by itself.
         dynamic: its tools are no methods.
         players: of a game; 1 of any other class.
     """
@@ -108,7 +111,7 @@ def environment_class(node: Any, key: str) -> EnvironmentClass:
             parameters than those of an agent; names the key.
     """
     target = Target(node, key)
-    if not isinstance(target.factory, type):
+    if is_agent(target.factory):
         _check_agent(target.factory, key)
         return EnvironmentClass(target, {}, steps=False, scores=True, closes=False, plays=True)
     found = dict(inspect.getmembers(target.factory, inspect.isfunction))
@@ -144,9 +147,10 @@ def _game(target: Target, found: Mapping[str, Any], tools: Mapping[str, Any], ke
 
 
 def _check_agent(function: Callable[..., Any], key: str) -> None:
-    """Checks that a function can be called with what an agent gets."""
-    parameters = inspect.signature(function).parameters.values()
-    data = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+    """Checks that a function, or the method `run` of a class, can be called with what an agent gets."""
+    played = inspect.getattr_static(function, "run") if isinstance(function, type) else function
+    parameters = inspect.signature(played).parameters.values()
+    data = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY and p.name != "self"]
     if not {"base_url", "api_key"} <= {*data} <= {*AGENT}:
         raise ValueError(
             f"{key}._target_: {function.__name__}({', '.join(data)}) is no class, and no agent; name a class with the "

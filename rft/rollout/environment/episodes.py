@@ -57,6 +57,8 @@ class EpisodeAnswerer(Answerer):
         self, rows: Rows, seeds: Sequence[list[int]], sampling: Sampling, announce: Announce
     ) -> list[list[Trajectory]]:
         """See `Answerer.answer`."""
+        if self._processes is not None:
+            self._processes.start()
         loop = EventLoop("episodes")
         try:
             turns = TurnQueue(loop, self._sampler)

@@ -1,8 +1,8 @@
 """Forks a process for every environment: `python -m rft.rollout.environment.fork_server <fd>`, started by `Processes`.
 
-The server imports and prepares the classes of the run once and has no threads, so that a fork takes milliseconds. Each
-message names a class and carries one end of a socket, over which the new process gets calls from the run and answers in
-JSON. The processes end when the run closes the other end, or dies.
+The server imports and prepares the classes of the run once, and builds the object of an agent once. It starts no
+threads, so that a fork takes milliseconds. Each message names a class and carries one end of a socket, over which the
+new process gets calls from the run and answers in JSON. The processes end when the run closes the other end, or dies.
 """
 
 import array
@@ -24,7 +24,8 @@ from typing import Any
 from rft.registry import Target
 
 PR_SET_PDEATHSIG = 1
-LONGEST = 2**20  # bytes of a message to the server
+LONGEST = 2**20  # bytes of a message to or from the server
+READY = b"+"  # the message of a server that can fork
 Call = tuple[str, tuple[Any, ...], dict[str, Any], int]  # method, arguments, most characters of a text that it returns
 
 
@@ -42,6 +43,11 @@ def cut(value: Any, most: int) -> Any:
     return as_text(value[:most]) if isinstance(value, str | bytes) else value
 
 
+def is_agent(factory: Any) -> bool:
+    """Whether a yaml names an agent: a function, or a class with `run` in the place of `reset`."""
+    return not isinstance(factory, type) or ("run" in dir(factory) and "reset" not in dir(factory))
+
+
 class Hosted:
     """What an environment of the user's is, where it lives: the object of a class, or the function of an agent.
 
@@ -53,15 +59,29 @@ class Hosted:
         self._target = target
         self._object: Any = None
 
+    def prepare(self) -> None:
+        """Prepares the class, and builds the object of an agent, which all its episodes begin with."""
+        prepare(self._target)
+        if isinstance(self._target.factory, type) and is_agent(self._target.factory):
+            self._object = self._target.build()
+
     def call(self, method: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """What a method returns; `reset` builds the object first. An agent has an event loop of its own, since its
         function may block."""
-        if not isinstance(self._target.factory, type):
-            found = self._target.build(**options)
+        if is_agent(self._target.factory):
+            found = self._play(options)
             return asyncio.run(found) if inspect.iscoroutine(found) else found
         if method == "reset":
             self._object = self._target.build()
         return getattr(self._object, method)(*arguments, **options)
+
+    def _play(self, options: dict[str, Any]) -> Any:
+        if not isinstance(self._target.factory, type):
+            return self._target.build(**options)
+        if self._object is None:
+            self._object = self._target.build()
+        takes = inspect.signature(self._object.run).parameters
+        return self._object.run(**{name: value for name, value in options.items() if name in takes})
 
 
 def prepare(target: Target) -> None:
@@ -71,11 +91,11 @@ def prepare(target: Target) -> None:
         methods["prepare"](**target.options)
 
 
-def serve(line: socket.socket, nodes: Mapping[str, Any]) -> None:
+def serve(line: socket.socket, classes: Mapping[str, Hosted]) -> None:
     """Forks processes until the run closes the line.
 
     Args:
-        nodes: the yaml nodes of the classes, by name.
+        classes: by name.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes processes that have ended
     while True:
@@ -88,13 +108,13 @@ def serve(line: socket.socket, nodes: Mapping[str, Any]) -> None:
         if os.fork() == 0:
             try:
                 line.close()
-                work(Connection(descriptors[0]), Target(nodes[message.decode()], "environment"))
+                work(Connection(descriptors[0]), classes[message.decode()])
             finally:
                 os._exit(1)
         os.close(descriptors[0])
 
 
-def work(line: Connection, target: Target) -> None:
+def work(line: Connection, hosted: Hosted) -> None:
     """Answers the calls of one episode: `[value, null, null]`, or `[null, class of the error, its text]`."""
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -104,7 +124,7 @@ def work(line: Connection, target: Target) -> None:
     for stream in (0, 1, 2):  # what an environment prints is not the output of the run
         os.dup2(nothing, stream)
     threading.Thread(target=_end_with, args=[line.fileno()], daemon=True).start()
-    loop, hosted = asyncio.new_event_loop(), Hosted(target)
+    loop = asyncio.new_event_loop()
     while True:
         try:
             method, arguments, options, most = line.recv()
@@ -130,14 +150,21 @@ def _end_with(descriptor: int) -> None:
 
 def main() -> None:
     """Imports and prepares the classes that the run names, and serves."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal; the run ends the line when it is interrupted
     line = socket.socket(fileno=int(sys.argv[1]))
     nodes: dict[str, Any] = json.loads(line.recv(LONGEST))
-    for node in nodes.values():
-        prepare(Target(node, "environment"))
+    classes = {name: Hosted(Target(node, f"environment.classes.{name}")) for name, node in nodes.items()}
+    for name, hosted in classes.items():
+        try:
+            hosted.prepare()
+        except (ValueError, OSError) as error:
+            line.send(f"environment.classes.{name}: {error}".encode()[:LONGEST])
+            return
+    # After the objects are built, whose packages may set handlers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal; the run ends the line when it is interrupted
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     gc.freeze()  # a collection in a forked process would write to every page that it shares
-    line.send(b"+")  # ready
-    serve(line, nodes)
+    line.send(READY)
+    serve(line, classes)
 
 
 if __name__ == "__main__":

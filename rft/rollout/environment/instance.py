@@ -15,7 +15,7 @@ from typing import Any
 
 from rft.registry import Target
 from rft.rollout.environment.calls import CallFailed, call
-from rft.rollout.environment.fork_server import Hosted, cut
+from rft.rollout.environment.fork_server import LONGEST, READY, Hosted, cut
 
 LARGEST = 2**28  # bytes of an answer, beside its texts, which are cut
 
@@ -130,20 +130,23 @@ class Processes:
         self._server: tuple[subprocess.Popen[bytes], socket.socket] | None = None
 
     def fork(self, name: str) -> ProcessInstance:
-        """A process for an environment of the class of this name.
-
-        Raises:
-            OSError: the server has ended.
-        """
-        if self._server is None:
-            self._server = self._start()
+        """A process for an environment of the class of this name. Raises as `start`."""
+        _, line = self.start()
         own, other = socket.socketpair()
         descriptor = array.array("i", [other.fileno()])
-        self._server[1].sendmsg([name.encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptor)])
+        line.sendmsg([name.encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptor)])
         other.close()
         return ProcessInstance(Connection(own.detach()))
 
-    def _start(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    def start(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        """Starts the server, unless it runs; returns it and the line to it.
+
+        Raises:
+            ValueError: the object of an agent cannot be built; names the key.
+            OSError: the server has ended.
+        """
+        if self._server is not None:
+            return self._server
         own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # keeps the bounds of messages
         path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
         server = subprocess.Popen(
@@ -155,10 +158,14 @@ class Processes:
         )
         own.send(json.dumps(self._nodes).encode())
         other.close()
-        if not own.recv(1):
+        if (said := own.recv(LONGEST)) != READY:
             own.close()
+            if said:
+                server.wait()
+                raise ValueError(said.decode())
             raise OSError(f"the fork server of environments ended with status {server.wait()}; see its error above")
-        return server, own
+        self._server = server, own
+        return self._server
 
     def close(self) -> None:
         """Ends the server and all processes."""

@@ -1,0 +1,106 @@
+"""Rows of an environment of the package `verifiers`, an extra: its own questions, which its rubric scores.
+
+A process of its own loads them: an environment of verifiers replaces the signal handlers of its process.
+"""
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from rft.data.rows.child import make_rows, rows_of_child
+from rft.data.rows.files import without_nulls
+from rft.data.rows.sources import check_text, require
+from rft.ranges import PositiveInt
+
+MISSING = 'the package verifiers is not installed; pip install "rft[verifiers]"'
+
+
+class VerifiersRows:
+    """The rows of a data set of an environment, with all fields that its rubric reads: `prompt`, `answer`, `info`, ...
+
+    Args:
+        id: the name of the environment, as `verifiers.load_environment` takes it.
+        args: arguments of its `load_environment`.
+        split: `train` or `eval`, the data sets that an environment can have.
+        limit: takes the first `limit` rows, or all if null.
+        key: supplied by the run: the yaml key of the node, for messages.
+
+    Raises:
+        ValueError: the package is not installed.
+    """
+
+    def __init__(
+        self, id: str, args: dict[str, Any], split: Literal["train", "eval"], limit: PositiveInt | None, key: str
+    ) -> None:
+        if importlib.util.find_spec("verifiers") is None:
+            raise ValueError(f"{key}: {MISSING}")
+        self._id = id
+        self._args = args
+        self._split = split
+        self._limit = limit
+        self._key = key
+
+    def load(self, required: Sequence[str]) -> list[dict[str, Any]]:
+        """The rows, in their order.
+
+        Args:
+            required: fields that every row must have, not null.
+
+        Raises:
+            ValueError: the environment cannot be loaded or has no such data set, or a row lacks a field.
+        """
+        rows = rows_of_child("rft.data.rows.verifiers", self._id, self._args, self._split, self._limit, self._key)
+        for number, row in enumerate(rows):
+            where, cure = f"{self._id}[{self._split}] row {number + 1}", f"see {self._key}"
+            for field in required:
+                require(row, field, where, cure)
+            check_text(row["prompt"], "prompt", where, cure)
+        return rows
+
+
+def load_environment(id: str, args: dict[str, Any]) -> Any:
+    """The environment, in this process, whose signal handlers it replaces.
+
+    Args:
+        id, args: as in `VerifiersRows`.
+
+    Raises:
+        ValueError: the package or the environment is not installed, the environment refuses its arguments, or its
+            rubric compares the answers of a group.
+    """
+    if importlib.util.find_spec("verifiers") is None:
+        raise ValueError(MISSING)
+    import verifiers
+
+    try:
+        environment = verifiers.load_environment(id, **args)
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(f"id={id}: {error}") from error
+    if environment.requires_group_rollouts:
+        raise ValueError(
+            f"id={id}: its rubric scores all answers to a prompt together, and here each episode is scored alone; "
+            "write a rubric whose functions take one completion"
+        )
+    return environment
+
+
+def generate(
+    id: str, args: dict[str, Any], split: Literal["train", "eval"], limit: int | None, key: str
+) -> list[dict[str, Any]]:
+    """The rows; see `VerifiersRows`."""
+    try:
+        environment = load_environment(id, args)
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from error
+    found = environment.build_dataset() if split == "train" else environment.build_eval_dataset()
+    if found is None:
+        raise ValueError(
+            f"{key}.split={split}: the environment {id} has no such data set; split the other one, with "
+            "rft.data.rows.split.HashSplit, or choose other rows"
+        )
+    rows = found.to_list() if limit is None else found.select(range(min(limit, len(found)))).to_list()
+    return [row | without_nulls({"prompt": row["prompt"]}) for row in rows]
+
+
+if __name__ == "__main__":
+    make_rows(generate)
