@@ -8,12 +8,16 @@ does not import torch, so configs can be checked before slow imports.
 import dataclasses
 import difflib
 import importlib
+import importlib.util
 import inspect
 import itertools
+import sys
 import types
 import typing
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
+from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
 from rft.errors import Problems, messages_of, naming
@@ -166,6 +170,47 @@ class Target:
         """Builds the object with those keyword arguments that it takes; the others are dropped."""
         taken = {k: v for k, v in supplied.items() if k in self._takes and k not in self.options}
         return self.factory(**taken, **self.options)
+
+
+def import_named(place: str, name: str, where: str, noun: str) -> Callable[..., Any]:
+    """A function or a class of a module or a file of the user's.
+
+    Args:
+        place: `package.module`, or the path of a file that ends with .py.
+        where: begins messages: the key and its value.
+        noun: what messages call it.
+
+    Raises:
+        ValueError: the place cannot be imported, or has nothing of this name that can be called.
+    """
+    try:
+        module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except Exception as error:  # the file may raise anything
+        raise ValueError(f"{where}: {place} cannot be imported ({type(error).__name__}: {error})") from error
+    found = vars(module).get(name)
+    if not callable(found):
+        known = [other for other, value in vars(module).items() if callable(value) and not other.startswith("_")]
+        raise ValueError(f"{where}: {place} has no {noun} {name!r}{did_you_mean(name, known)}")
+    return found
+
+
+def _load_file(file: Path) -> Any:
+    """The module of a file, which is run once in a process."""
+    file = file.expanduser().resolve()
+    name = f"rft_function_{file.stem}_{zlib.crc32(str(file).encode()):x}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # before it runs: a dataclass looks its module up
+        complete = False
+        try:
+            spec.loader.exec_module(module)
+            complete = True
+        finally:
+            if not complete:
+                del sys.modules[name]
+    return sys.modules[name]
 
 
 def _place(function: Callable) -> str:

@@ -149,10 +149,10 @@ def checked(row: Row, field: str, where: str, folder: Path) -> Row:
     Raises:
         ValueError: as in `read`; names the place.
     """
-    refuse_agents(row, where)
     cure = "set generate.prompt to the name of the field that holds the prompt"
     require(row, field, where, cure)
     try:
+        refuse_agents(row)
         row = normalize_media(row, folder, field)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error

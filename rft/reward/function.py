@@ -10,18 +10,13 @@ The signature says which library a function was written for:
 Each may be `async def`. Options of the term are keyword arguments of the function.
 """
 
-import importlib
-import importlib.util
 import inspect
-import sys
-import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from rft.errors import naming
-from rft.registry import did_you_mean
+from rft.registry import did_you_mean, import_named
 from rft.reward.route import SOURCE
 from rft.reward.term import RowTerm, Term, Unscored, is_tensor
 
@@ -289,31 +284,4 @@ def load_function(path: Any, key: str) -> Callable[..., Any]:
     place, _, name = path.rpartition(":") if isinstance(path, str) else ("", "", "")
     if not place or not name:
         raise ValueError(f"{key}={path}: write it as path/to/file.py:name or package.module:name")
-    try:
-        module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-    except Exception as error:  # the file may raise anything
-        raise ValueError(f"{key}={path}: {place} cannot be imported ({type(error).__name__}: {error})") from error
-    found = vars(module).get(name)
-    if not callable(found):
-        known = [other for other, value in vars(module).items() if callable(value) and not other.startswith("_")]
-        raise ValueError(f"{key}={path}: {place} has no function {name!r}{did_you_mean(name, known)}")
-    return found
-
-
-def _load_file(file: Path) -> Any:
-    """The module of a file, which is run once in a process."""
-    file = file.expanduser().resolve()
-    name = f"rft_function_{file.stem}_{zlib.crc32(str(file).encode()):x}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, file)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # before it runs: a dataclass looks its module up
-        complete = False
-        try:
-            spec.loader.exec_module(module)
-            complete = True
-        finally:
-            if not complete:
-                del sys.modules[name]
-    return sys.modules[name]
+    return import_named(place, name, f"{key}={path}", "function")

@@ -34,7 +34,7 @@ from rft.setup.components import Components
 from rft.setup.constraints import check_lengths, check_ranks, check_tokenizer
 from rft.setup.datasets import Datasets, count_prompts
 from rft.setup.loadable import check_loadable, check_vocabulary
-from rft.setup.row_checks import check_held_out, check_rows
+from rft.setup.row_checks import check_held_out
 from rft.setup.unread import notices, unread_keys
 from rft.train.checkpoint.checkpoints import Checkpoints
 from rft.train.diverged import NonFinitePolicy
@@ -139,8 +139,8 @@ class Job(Components):
         checks.make(
             "train", lambda rows, stream: rows.load(fields) if stream is None else stream.preview(), "rows", "stream"
         )
-        if self.facts.scores:
-            checks.run(lambda rows: check_rows(rows, self.reward.check_row), "train")
+        if self.facts.sampled != "never":
+            checks.run(lambda rows: self.check_sampled(rows, self.facts.scores), "train")
         checks.add("held_out", self.load_held_out())
         checks.make("canary", self.load_canary)
         checks.run(run.data.check_apart)

@@ -15,8 +15,8 @@ from rft.data.base import CheckContext, GivenTexts, SourceFacts
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths
 from rft.data.encode.processor import MediaProcessor
-from rft.data.rows.lazy import Rows, load
-from rft.data.rows.sources import FileRows
+from rft.data.rows.lazy import Row, Rows, load
+from rft.data.rows.sources import FileRows, refuse_agents
 from rft.distributed import SINGLE_PROCESS, World, start
 from rft.errors import Checks, Problems
 from rft.evaluation.base import EvaluationContext, Evaluator
@@ -178,8 +178,23 @@ class Components:
         self.check.run(self.reward.check)
         found = {name: rows for name, rows in loaded.items() if rows is not None}
         for rows in found.values() if self.answers else ():
-            self.check.attempt(check_rows, rows, self.reward.check_row)
+            self.check.attempt(self.check_sampled, rows, True)
         return found
+
+    def check_sampled(self, rows: Rows, scored: bool) -> None:
+        """Checks rows whose answers are sampled, and with `scored` have a reward.
+
+        Raises:
+            ValueError: a row asks for tools, and the run has no environment; or the reward cannot score it.
+        """
+
+        def check(row: Row) -> None:
+            if self.environments is None:
+                refuse_agents(row)
+            if scored:
+                self.reward.check_row(row)
+
+        check_rows(rows, check)
 
     def load_canary(self) -> Rows:
         """The canary tasks, whose rows need no response that is right; empty if there are none."""

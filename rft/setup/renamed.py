@@ -74,7 +74,7 @@ ELSEWHERE = {
     ".generate_max_len": "rollout.max_new_tokens",
     ".max_assistant_turns": "environment.max_turns",
     ".max_tool_calling_iterations": "environment.max_turns",
-    ".tool_config_path": "environment",
+    ".tool_config_path": "environment=verl environment.classes.verl.tools",
     ".agent_func_path": "environment",
     ".filter_overlong_prompts": "data.truncation=drop",
     ".apply_chat_template": "data.template=chat",

@@ -248,7 +248,6 @@ def row_converter(
 
     def converter(required: Iterable[str], folder: Path | None) -> ConvertRow:
         def convert(where: str, raw: Row) -> Row:
-            refuse_agents(raw, where)
             row = dict(raw)
             for name, source in names.items():
                 cure = f"set {key}.columns.{name} to its name"
@@ -310,23 +309,19 @@ def require(row: Mapping[str, Any], field: str, where: str, cure: str) -> None:
         raise ValueError(f"{where}: the field {field!r} is {value}, as tables write a missing value; {cure}")
 
 
-def refuse_agents(row: Mapping[str, Any], where: str) -> None:
-    """Refuses a row that asks for tools or several turns, which this version does not sample.
-
-    Args:
-        row: as it is in the file.
-        where: its place, for messages.
+def refuse_agents(row: Mapping[str, Any]) -> None:
+    """Refuses a row that asks for tools or several turns, where one answer is sampled.
 
     Raises:
-        ValueError: names the place and the field.
+        ValueError: names the field.
     """
     extra = row.get("extra_info")
     for field in AGENT:
         for part in (row, extra if isinstance(extra, Mapping) else {}):
             if part.get(field) and part[field] != SINGLE_TURN:
                 raise ValueError(
-                    f"{where}: the field {field!r} asks for tools or several turns, and this version samples one "
-                    "answer without running tools; remove the field if one answer is enough, or the row"
+                    f"the field {field!r} asks for tools or several turns, and this run samples one answer without "
+                    "tools; choose an environment, or remove the field if one answer is enough, or the row"
                 )
 
 

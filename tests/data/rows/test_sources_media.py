@@ -10,7 +10,7 @@ import pytest
 from rft.data.encode.media_files import open_image
 from rft.data.encode.parts import media_of
 from rft.data.rows.lazy import Rows, load
-from rft.data.rows.sources import LONGEST, FileRows, HubRows, check_text
+from rft.data.rows.sources import LONGEST, FileRows, HubRows, check_text, refuse_agents
 from rft.registry import Target
 from tests.data.media_parts import BLUE, RED, assistant, image, text, user
 
@@ -189,10 +189,9 @@ def test_the_check_of_texts_takes_media() -> None:
         ({"extra_info": {"interaction_kwargs": {"name": "tutor"}}}, "interaction_kwargs"),
     ],
 )
-def test_a_row_for_an_agent_is_refused_by_its_field(fields: dict[str, Any], field: str, tmp_path: Path) -> None:
-    single = {"prompt": "p", "agent_name": "single_turn_agent", "extra_info": {"index": 0}}
-    rows = FileRows(lines(tmp_path, [single, {"prompt": "p"} | fields]), {}, None, None, "data.train")
-    with pytest.raises(ValueError, match=rf"rows\.jsonl line 2: the field '{field}' .* this version .*; remove the"):
-        rows.load(["prompt"])
-    rows = FileRows(lines(tmp_path, [single]), {}, None, None, "data.train")
-    assert rows.load(["prompt"]) == [single]
+def test_a_row_for_an_agent_is_refused_by_its_field(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(
+        ValueError, match=rf"^the field '{field}' asks for tools .*; choose an environment, or remove the"
+    ):
+        refuse_agents({"prompt": "p"} | fields)
+    refuse_agents({"prompt": "p", "agent_name": "single_turn_agent", "extra_info": {"index": 0}})

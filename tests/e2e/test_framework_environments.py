@@ -1,0 +1,87 @@
+"""Whole runs with environments of other frameworks, and rows that ask for them."""
+
+import json
+
+import pytest
+import yaml
+
+from rft.setup.assembly import Job
+from tests.helpers import numbers
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SMALL = ("strategy.device=cpu", "cache=null", "steps=2", "eval.every=2", "trajectories.every=1", "batch.prompts=4",
+         "algorithm.group_size=4", "rollout.max_new_tokens=6", "data.template=turns")  # fmt: skip
+WARM = ("warmup.steps=30", "warmup.rows=8", "warmup.eval_every=0", "warmup.source.response=response")
+
+
+@pytest.fixture
+def job(resolved, tmp_path):
+    """A job on rows of files, whose first prompt is held out."""
+
+    def make(rows, *overrides):
+        for name, part in (("train", rows[1:]), ("heldout", rows[:1])):
+            (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+        files = (f"data.train.path={tmp_path}/train.jsonl", f"data.eval.heldout.path={tmp_path}/heldout.jsonl")
+        config = resolved(*SMALL, *files, *overrides)
+        config["output_dir"] = str(tmp_path / "run")
+        return Job(config)
+
+    return make
+
+
+@pytest.fixture
+def fit(job, tmp_path):
+    """Two steps; returns the numbers of the last one, and the episodes of all."""
+
+    def run(rows, *overrides):
+        job(rows, *WARM, "environment.max_turns=3", "reward=environment", *overrides).fit("")
+        files = sorted((tmp_path / "run" / "trajectories").iterdir())
+        rows = [json.loads(line) for file in files for line in file.open()]
+        return numbers(tmp_path / "run")[-1], [row["episode"] for row in rows]
+
+    return run
+
+
+def verl_rows(extra):
+    """Prompts of one digit; the model imitates the response. `extra` gives the extra_info of a digit."""
+    return [
+        {
+            "prompt": [{"role": "user", "content": digit}],
+            "reward_model": {"ground_truth": digit},
+            "response": f"x{digit}",
+            "extra_info": extra(digit),
+        }
+        for digit in "0123456789"
+    ]
+
+
+def tool_arguments(digit):
+    return {"tools_kwargs": {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": digit}}}}
+
+
+def test_tools_of_verl_train(fit, tmp_path):
+    pytest.importorskip("verl")
+    from tests.rollout.environment.adapters.test_verl import GSM8K
+
+    (tmp_path / "tools.yaml").write_text(yaml.safe_dump({"tools": [GSM8K]}))
+    last, episodes = fit(
+        verl_rows(tool_arguments),
+        "data=verl",
+        "environment=verl",
+        f"environment.classes.verl.tools={tmp_path}/tools.yaml",
+        "environment.tool_calls.name=mark",
+        "+environment.tool_calls.marks={x: calc_gsm8k_reward}",
+        'actor.tokenizer.alphabet="0123456789x.-\'= Curentpasdw"',
+    )
+    assert last["episode/tool_calls"] > 0 == last["episode/failed"] and last["grad_norm"] > 0
+    right = next(one for one in episodes if any("reward=1.0" in message["content"] for message in one["messages"]))
+    assert right["reward"] > 0.5, "one for the right answer, less 0.05 for calls without progress"
+
+
+def test_rows_for_tools_need_an_environment(job):
+    made = job(verl_rows(tool_arguments), "data=verl", "warmup=none")
+    with pytest.raises(ValueError) as found:
+        made.load(1)
+        made.check.end()
+    for name in ("train", "heldout"):
+        assert f"{name}.jsonl line 1: the field 'tools_kwargs' asks for tools" in str(found.value)
