@@ -39,7 +39,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "rft.setup.assembly: except BaseException": "an interrupt too stops the engine's requests; it is raised again",
     },
     "unpickles": {
-        "rft/data/rows/child.py: pickle.loads": "of a child process, in a folder that the user alone can enter",
+        "rft/data/rows/packages/child.py: pickle.loads": "of a child process, in a folder of the user alone",
         "rft/distributed.py: pickle.loads": "between the ranks of a run, which unpickle each other's objects anyway",
         "rft/reward/sandbox/workers/worker.py: pickle.loads": "in the sandbox, from the run",
         "scripts/mutate.py: pickle.loads": "of a child process",

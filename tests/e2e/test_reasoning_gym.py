@@ -7,7 +7,7 @@ import string
 import pytest
 from rich.console import Console
 
-from rft.data.rows.reasoning_gym import ReasoningGymRows
+from rft.data.rows.packages.reasoning_gym import ReasoningGymRows
 from rft.modes.evaluate import evaluate
 from rft.setup.assembly import Job
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from rft.data.rows.reasoning_gym import FIELD
+from rft.data.rows.packages.reasoning_gym import FIELD
 from rft.reward.rules.tags import bad_tag, last_block
 from rft.reward.term import RowTerm
 

@@ -136,7 +136,7 @@ def environment_class(node: Any, key: str) -> EnvironmentClass:
 
 def _game(target: Target, found: Mapping[str, Any], tools: Mapping[str, Any], key: str) -> EnvironmentClass:
     """A class with `get_observation`."""
-    name, players = target.factory.__name__, getattr(target.factory, "players", None)
+    name, players = target.factory.__name__, dict(inspect.getmembers(target.factory)).get("players")
     missing = [method for method in GAME if method not in found]
     if missing or not isinstance(players, int) or players < 2:
         lacks = ", ".join(missing) or "players = 2, or more"

@@ -17,11 +17,12 @@ from rft.data.rows.lazy import Rows
 from rft.remote.event_loop import EventLoop
 from rft.rollout.answers import Announce, Answerer
 from rft.rollout.engine.sampling import Sampling
-from rft.rollout.environment.game import play_game
 from rft.rollout.environment.instance import LocalInstance, Processes
 from rft.rollout.environment.live import CallLimits, LiveEnvironment
 from rft.rollout.environment.options import Environments
-from rft.rollout.environment.player import Player, Policy
+from rft.rollout.environment.play.alone import play_alone
+from rft.rollout.environment.play.game import play_game
+from rft.rollout.environment.play.player import Policy
 from rft.rollout.environment.turn_template import TurnTemplate
 from rft.rollout.environment.turns import TurnQueue
 from rft.rollout.sampler import Sampler
@@ -93,7 +94,7 @@ class EpisodeAnswerer(Answerer):
                     elif made.players > 1:
                         found = await play_game(policy, live, row, own, made.players)
                     else:
-                        found = [await play(policy, live, row, own[0])]
+                        found = [await play_alone(policy, live, row, own[0])]
             for sample, trajectory in zip(samples, found, strict=True):
                 announce(number, sample, trajectory)
             return found
@@ -126,43 +127,3 @@ class EpisodeAnswerer(Answerer):
         made = self._environments.classes[name]
         instance = LocalInstance(made.target) if self._processes is None else self._processes.fork(name)
         return LiveEnvironment(made, instance, limits)
-
-
-async def play(policy: Policy, live: LiveEnvironment, row: dict[str, Any], seed: int) -> Trajectory:
-    """Plays the episode of one player to its end; also one that fails has a trajectory.
-
-    Args:
-        policy: answers.
-        live: the environment.
-        row: of the data set.
-        seed: of the first answer.
-    """
-    player, options = Player(policy, row, seed), policy.environments.options
-
-    async def episode() -> float | None:
-        player.begin(await live.reset(row))
-        await converse(player, live, options.max_turns)
-        return await live.reward()
-
-    reward, failed = await live.outcome(episode(), options.max_seconds)
-    return player.trajectory(live, reward=reward, failed=failed)
-
-
-async def converse(player: Player, live: LiveEnvironment, max_turns: int) -> None:
-    """Turns of the policy and of the environment, to the end of the dialogue."""
-    while (calls := await player.answer()) is not None and player.reason != "length":
-        if live.steps:
-            observation, terminated, truncated = await live.step(player.text)
-            given, ended = player.as_messages(observation), terminated or truncated
-            player.reason = "length" if truncated and not terminated else "stop"
-        elif calls:
-            outputs = await asyncio.gather(*(live.use(call) for call in calls))
-            given, ended = [{"role": "tool", "content": player.cut(output)} for output in outputs], False
-        else:
-            return
-        if ended:
-            return
-        if player.answers == max_turns:
-            player.reason = "length"
-            return
-        player.read(given)

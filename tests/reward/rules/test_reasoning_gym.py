@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from rft.data.rows.reasoning_gym import generate
+from rft.data.rows.packages.reasoning_gym import generate
 from rft.reward.rules.reasoning_gym import RUNNING, ReasoningGymScore
 from tests.reward.reward_of import reward_of
 

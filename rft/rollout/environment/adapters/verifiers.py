@@ -3,7 +3,7 @@
 import threading
 from typing import Any
 
-from rft.data.rows.verifiers import load_environment
+from rft.data.rows.packages.verifiers import load_environment
 
 OF_THE_POLICY = ("EmptyModelResponseError", "InvalidModelResponseError")  # errors that the rubric scores
 
@@ -47,8 +47,8 @@ class Verifiers:
 
 
 def _gateway(client: Any) -> Any:
-    """The client as verifiers asks it. An answer beyond `environment.max_turns` ends the rollout as a prompt that is too
-    long does: the answers so far are scored."""
+    """The client as verifiers asks it. An answer beyond `environment.max_turns` ends the rollout as a prompt that is
+    too long does: the answers so far are scored."""
     from openai import BadRequestError
     from verifiers.clients import OpenAIChatCompletionsClient
     from verifiers.errors import OverlongPromptError

@@ -17,7 +17,7 @@ from rft.batch.trajectory import Trajectory
 from rft.rollout.environment.gateway.api import ApiError, read_request
 from rft.rollout.environment.gateway.session import Session
 from rft.rollout.environment.live import LiveEnvironment
-from rft.rollout.environment.player import Policy
+from rft.rollout.environment.play.player import Policy
 
 HOST = "127.0.0.1"
 KEEP_S = 3600  # seconds without a request after which a connection is closed; tools of an agent may take long

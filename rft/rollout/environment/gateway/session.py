@@ -10,7 +10,7 @@ from rft.rollout.engine.base import row_seed
 from rft.rollout.environment.contract import Schema
 from rft.rollout.environment.dialogue import Dialogue
 from rft.rollout.environment.gateway.api import ApiError, ChatAnswer, ChatRequest
-from rft.rollout.environment.player import Policy
+from rft.rollout.environment.play.player import Policy
 from rft.rollout.environment.record import episode_record
 from rft.rollout.environment.tool_calls import ToolCall, assistant_message
 from rft.rollout.environment.turn_template import Message

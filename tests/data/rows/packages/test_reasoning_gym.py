@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from rft.data.rows.reasoning_gym import ReasoningGymRows, generate
+from rft.data.rows.packages.reasoning_gym import ReasoningGymRows, generate
 
 pytest.importorskip("reasoning_gym")  # .ci/run installs it after the other tests: it needs a C compiler
 KEY = "data.train"

@@ -6,7 +6,7 @@ from typing import Any
 from rft.batch.trajectory import Trajectory
 from rft.rollout.engine.base import row_seed
 from rft.rollout.environment.live import LiveEnvironment
-from rft.rollout.environment.player import Player, Policy
+from rft.rollout.environment.play.player import Player, Policy
 
 
 async def play_game(

@@ -7,8 +7,8 @@ import importlib.util
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from rft.data.rows.child import make_rows, rows_of_child
 from rft.data.rows.files import without_nulls
+from rft.data.rows.packages.child import make_rows, rows_of_child
 from rft.data.rows.sources import check_text, require
 from rft.ranges import PositiveInt
 
@@ -49,7 +49,9 @@ class VerifiersRows:
         Raises:
             ValueError: the environment cannot be loaded or has no such data set, or a row lacks a field.
         """
-        rows = rows_of_child("rft.data.rows.verifiers", self._id, self._args, self._split, self._limit, self._key)
+        rows = rows_of_child(
+            "rft.data.rows.packages.verifiers", self._id, self._args, self._split, self._limit, self._key
+        )
         for number, row in enumerate(rows):
             where, cure = f"{self._id}[{self._split}] row {number + 1}", f"see {self._key}"
             for field in required:
