@@ -30,6 +30,7 @@ RUNS = {
     "grpo": (*VISION, *SMALL),
     "grpo with two images": ("actor=tiny_vision", "data=shapes_several", *SMALL),
     "grpo with audio": (*AUDIO, *SMALL),
+    "gspo": (*VISION, "algorithm=gspo", *SMALL),
     "ppo": (*VISION, "algorithm=ppo", *SMALL),
     "dynamic sampling": (*VISION, "algorithm/source=dynamic_sampling", *SMALL),
     "sft": (*VISION, "algorithm=sft", *GIVEN),

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import torch
 
+from rft.batch.encoded import as_encoded
+from rft.rollout.engine.expanded import check_expanded
 from rft.rollout.engine.hf import HFEngine
 
 ONE = "model.layers.1.self_attn.q_proj.weight"
@@ -121,3 +123,22 @@ class SamplesOnlyAwake(HFEngine):
     def generate(self, requests, sampling, on_completion=None):
         assert self.awake
         return super().generate(requests, sampling, on_completion)
+
+
+class ExpandsItself(HFEngine):
+    """Sound: it expands slots to as many placeholders as the trainer, and `lost` less."""
+
+    facts = replace(HFEngine.facts, has_processor=True)
+    lost = 0
+
+    def generate(self, requests, sampling, on_completion=None):
+        for number, request in enumerate(requests):
+            prompt = list(request.prompt)
+            assert as_encoded(request.prompt).raw is not None and len(as_encoded(request.prompt).raw.ids) < len(prompt)
+            place = next(i for i, token in enumerate(prompt) if token in self.media.placeholders) + 1
+            check_expanded(number, prompt, prompt[:place] + prompt[place + self.lost :], self.tokenizer)
+        return super().generate(requests, sampling, on_completion)
+
+
+class ExpandsToOneLess(ExpandsItself):
+    lost = 1

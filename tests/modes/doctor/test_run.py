@@ -11,7 +11,9 @@ from rich.console import Console
 
 import rft
 from rft.modes.doctor.run import run
+from rft.rollout.engine.expanded import OtherPrompt
 
+BROKEN = "tests.modes.doctor.broken"
 RUN = ("warmup=none", "mode=doctor", "rollout.temperature=0.7")
 
 
@@ -105,6 +107,22 @@ def test_truncation_is_told_and_not_blamed(examined):
 def test_an_engine_that_sleeps_is_not_asked_to_sample(truncation, examined):
     gap, text = examined("rollout.engine._target_=tests.modes.doctor.broken.SamplesOnlyAwake", *truncation)
     assert gap < 1e-5 and "✗" not in text
+
+
+@pytest.mark.slow
+def test_the_first_token_that_an_engine_expands_otherwise_is_named(resolved, capsys):
+    small = ("data.train.count=16", "data.eval.heldout.count=8", "batch.prompts=2", "algorithm.group_size=2")
+
+    def examine(engine):
+        config = resolved(
+            "actor=tiny_vision", "data=shapes", *RUN, *small, f"rollout.engine._target_={BROKEN}.{engine}"
+        )
+        return run(config, Console()), " ".join(capsys.readouterr().out.split())
+
+    gap, text = examine("ExpandsItself")
+    assert gap < 1e-4 and "✓ media: the engine has expanded all prompts to the tokens that the trainer reads" in text
+    with pytest.raises(OtherPrompt, match=r"prompt 0: .*The first difference is at position \d+, .* in all\)\."):
+        examine("ExpandsToOneLess")
 
 
 def test_an_algorithm_that_samples_nothing_is_refused(tiny):
