@@ -189,6 +189,12 @@ def test_media_need_a_processor_and_an_engine_that_takes_them(resolved, tmp_path
         f"data.train: {said}",
         f"data.eval.heldout: {said}",
     ]
+    picture(0).save(tmp_path / "a.png")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "<image>?", "images": ["a.png"], "answer": "2"}))
+    (tmp_path / "held.jsonl").write_text(json.dumps({"prompt": "?", "answer": "2"}))
+    files = (f"data.train.path={tmp_path / 'rows.jsonl'}", f"data.eval.questions.path={tmp_path / 'held.jsonl'}")
+    with pytest.raises(Problems, match=r"data\.train: .*rows\.jsonl line 1: message 0 has image, and the model of"):
+        Job(resolved("data=questions", *files, "data.template=none", "warmup=none", folder)).fit("")
     with pytest.raises(Problems) as caught:  # before the processor has counted the tokens of all rows
         Job(resolved(*RUNS["grpo"], "actor.frozen=[foo]", "data.max_prompt_tokens=1", folder)).fit("")
     assert [message.partition(":")[0] for message in caught.value.messages] == ["actor.frozen[0]='foo'"]
