@@ -11,6 +11,16 @@ from tests.helpers import numbers
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = ("strategy.device=cpu", "cache=null", "steps=2", "eval.every=2", "trajectories.every=1", "batch.prompts=4",
          "algorithm.group_size=4", "rollout.max_new_tokens=6", "data.template=turns")  # fmt: skip
+AGENT = """
+class AgentInstance:
+    async def reset(self, states, **kwargs):
+        return states
+
+    async def step(self, states, **kwargs):
+        done = states["action_text"] == "x" + states["label"]
+        feedback = "<|im_end|>\\n<|im_start|>user\\nno<|im_end|>\\n<|im_start|>assistant\\n"
+        return {"rewards": float(done), "environment_feedback": feedback, "done": done}
+"""
 WARM = ("warmup.steps=30", "warmup.rows=8", "warmup.eval_every=0", "warmup.source.response=response")
 
 
@@ -76,6 +86,23 @@ def test_tools_of_verl_train(fit, tmp_path):
     assert last["episode/tool_calls"] > 0 == last["episode/failed"] and last["grad_norm"] > 0
     right = next(one for one in episodes if any("reward=1.0" in message["content"] for message in one["messages"]))
     assert right["reward"] > 0.5, "one for the right answer, less 0.05 for calls without progress"
+
+
+def test_an_environment_of_openrlhf_trains(fit, tmp_path):
+    (tmp_path / "agent_func.py").write_text(AGENT)
+    last, episodes = fit(
+        [{"input": digit, "output": f"x{digit}", "label": digit} for digit in "0123456789"],
+        "data=openrlhf",
+        "environment=openrlhf",
+        f"environment.classes.openrlhf.path={tmp_path}/agent_func.py",
+        "environment.classes.openrlhf.label=label",
+        'actor.tokenizer.alphabet="0123456789xno"',
+    )
+    assert last["episode/turns"] > 1 and last["episode/failed"] == 0 and last["grad_norm"] > 0
+    right = next(one for one in episodes if one["reward"] > 0)
+    assert right["messages"][-1]["content"] == f"x{right['messages'][0]['content']}"
+    wrong = next(one for one in episodes if one["turns"] == 3)
+    assert [message["content"] for message in wrong["messages"][2:5:2]] == ["no", "no"]
 
 
 def test_rows_for_tools_need_an_environment(job):
