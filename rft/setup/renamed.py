@@ -75,6 +75,7 @@ ELSEWHERE = {
     ".max_assistant_turns": "environment.max_turns",
     ".max_tool_calling_iterations": "environment.max_turns",
     ".tool_config_path": "environment=verl environment.classes.verl.tools",
+    ".interaction_config_path": "environment=verl_interaction environment.classes.verl.interactions",
     ".agent_func_path": "environment=openrlhf environment.classes.openrlhf.path",
     ".filter_overlong_prompts": "data.truncation=drop",
     ".apply_chat_template": "data.template=chat",

@@ -105,6 +105,37 @@ def test_an_environment_of_openrlhf_trains(fit, tmp_path):
     assert [message["content"] for message in wrong["messages"][2:5:2]] == ["no", "no"]
 
 
+class DigitInteraction:
+    """To verl's contract: ends once the answer is an x and the digit of the row."""
+
+    def __init__(self, config):
+        pass
+
+    async def start_interaction(self, instance_id=None, **kwargs):
+        return instance_id
+
+    async def generate_response(self, instance_id, messages, *, ground_truth, **kwargs):
+        right = messages[-1]["content"] == f"x{ground_truth}"
+        return right, "no", float(right), {}
+
+    async def finalize_interaction(self, instance_id, **kwargs):
+        pass
+
+
+def test_an_interaction_of_verl_trains(fit, tmp_path):
+    entries = [{"class_name": f"{__name__}.DigitInteraction", "config": {}}]
+    (tmp_path / "interactions.yaml").write_text(yaml.safe_dump({"interaction": entries}))
+    last, episodes = fit(
+        verl_rows(lambda digit: {"interaction_kwargs": {"name": "digit", "ground_truth": digit}}),
+        "data=verl",
+        "environment=verl_interaction",
+        f"environment.classes.verl.interactions={tmp_path}/interactions.yaml",
+        'actor.tokenizer.alphabet="0123456789xno"',
+    )
+    assert last["episode/turns"] > 1 and last["episode/failed"] == 0 and last["grad_norm"] > 0
+    assert {one["reward"] for one in episodes} == {0.0, 1.0}
+
+
 def test_rows_for_tools_need_an_environment(job):
     made = job(verl_rows(tool_arguments), "data=verl", "warmup=none")
     with pytest.raises(ValueError) as found:
