@@ -107,7 +107,7 @@ class VerlTools:
         tool = self._shared.named(name)
         response, reward, _ = await tool.execute(instance, arguments, **self._options(name, "execute_kwargs"))
         self._rewards.append(0.0 if reward is None else float(reward))
-        if isinstance(response, str):  # before version 0.5
+        if isinstance(response, str):  # of tools that are older than ToolResponse
             return response
         if not response.is_empty() and not response.is_text_only():
             self._refused = f"the tool {name} returned media, which dialogues do not have"
@@ -116,7 +116,8 @@ class VerlTools:
 
     async def _create(self, name: str) -> str:
         options = self._options(name, "create_kwargs")
-        # Up to version 0.6 `create` gets the arguments by their names, since then as one mapping; both have **kwargs.
+        # The SGLang rollout of verl 0.6 gives the arguments by their names, the agent loop as one mapping; a tool takes
+        # what it knows, since `create` has **kwargs.
         made = await self._shared.named(name).create(create_kwargs=options, **options)
         instance: str = made if isinstance(made, str) else made[0]
         self._instances[name] = instance
