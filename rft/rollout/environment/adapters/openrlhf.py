@@ -29,21 +29,13 @@ class OpenRlhf:
         ValueError: the file cannot be imported, has no such class, or its `AgentExecutor` has a loop of its own.
     """
 
+    @classmethod
+    def prepare(cls, *, path: str, name: str, **options: Any) -> None:
+        """Imports the file. Raises as the constructor."""
+        _load(path, name)
+
     def __init__(self, *, path: str, name: str, label: str, markers: list[str]) -> None:
-        if not path.endswith(".py") or not Path(path).expanduser().is_file():
-            raise ValueError(f"path={path}: name the Python file of --agent_func_path")
-        try:
-            self._class: Any = import_named(path, name, f"path={path}", "class")
-        except ValueError as error:
-            if isinstance(error.__cause__, ModuleNotFoundError) and "'openrlhf" in str(error.__cause__):
-                raise ValueError(f"{error}; the file imports the package openrlhf: pip install openrlhf") from error
-            raise
-        executor = vars(inspect.getmodule(self._class)).get("AgentExecutor")
-        if executor is not None and "execute" in vars(executor):
-            raise ValueError(
-                f"path={path}: AgentExecutor.execute is a loop of its own, which is not run; remove it if it runs "
-                f"{name} alone, or write it as environment=agent"
-            )
+        self._class = _load(path, name)
         self._label_field = label
         self._markers = markers
         self._instance: Any = None
@@ -102,3 +94,22 @@ class OpenRlhf:
                 "the marker, and the role behind it, to `markers`"
             )
         return text
+
+
+def _load(path: str, name: str) -> Any:
+    """The class of the file. Raises as the constructor of `OpenRlhf`."""
+    if not path.endswith(".py") or not Path(path).expanduser().is_file():
+        raise ValueError(f"path={path}: name the Python file of --agent_func_path")
+    try:
+        found: Any = import_named(path, name, f"path={path}", "class")
+    except ValueError as error:
+        if isinstance(error.__cause__, ModuleNotFoundError) and "'openrlhf" in str(error.__cause__):
+            raise ValueError(f"{error}; the file imports the package openrlhf: pip install openrlhf") from error
+        raise
+    executor = vars(inspect.getmodule(found)).get("AgentExecutor")
+    if executor is not None and "execute" in vars(executor):
+        raise ValueError(
+            f"path={path}: AgentExecutor.execute is a loop of its own, which is not run; remove it if it runs "
+            f"{name} alone, or write it as environment=agent"
+        )
+    return found

@@ -54,6 +54,12 @@ class VerlTools:
         ValueError: the package is missing, the file or a class cannot be read, or a tool needs what there is not here.
     """
 
+    @classmethod
+    def prepare(cls, *, tools: str) -> None:
+        """Imports verl and the classes of the tools, which takes seconds. Raises as the constructor."""
+        _schema_class()
+        _classes(tools, "tools")
+
     def __init__(self, *, tools: str) -> None:
         self._shared = _tools(tools)
         self._given: dict[str, Any] = {}
@@ -143,15 +149,18 @@ def _of_row(row: dict[str, Any], field: str) -> dict[str, Any]:
     return row.get(field) or (row.get("extra_info") or {}).get(field) or {}
 
 
-@cache
-def _tools(path: str) -> Shared:
+def _schema_class() -> Any:
     try:
         from verl.tools.schemas import OpenAIFunctionToolSchema
     except ImportError as error:
         raise ValueError(f"the package verl cannot be imported ({error}); install it: pip install verl") from error
-    objects = []
-    for number, entry in enumerate(_entries(path, "tools")):
-        where = f"{path}: tools[{number}]"
+    return OpenAIFunctionToolSchema
+
+
+@cache
+def _tools(path: str) -> Shared:
+    schema_class, objects = _schema_class(), []
+    for where, entry, found in _classes(path, "tools"):
         config = entry.get("config") or {}
         if config.get("type", "native") != "native":
             raise ValueError(
@@ -160,10 +169,11 @@ def _tools(path: str) -> Shared:
             )
         schema = entry.get("tool_schema")  # None: the class has one
         try:
-            schema = schema and OpenAIFunctionToolSchema.model_validate(schema)
+            schema = schema and schema_class.model_validate(schema)
         except ValueError as error:
             raise ValueError(f"{where}.tool_schema: {' '.join(str(error).split())}") from error
-        tool = _build(where, entry["class_name"], config=config, tool_schema=schema)
+        with naming(f"{where}.class_name={entry['class_name']}", found):
+            tool = found(config=config, tool_schema=schema)
         if "agent_data" in inspect.signature(tool.execute).parameters:
             raise ValueError(
                 f"{where}: {entry['class_name']}.execute takes agent_data, the state of verl's agent loop, which there "
@@ -185,12 +195,14 @@ def _entries(path: str, section: str) -> list[dict[str, Any]]:
     return list(entries)
 
 
-def _build(where: str, path: str, **options: Any) -> Any:
-    module, _, name = path.rpartition(".")
-    place = f"{where}.class_name={path}"
-    found = import_named(module, name, place, "class")
-    with naming(place, found):
-        return found(**options)
+def _classes(path: str, section: str) -> list[tuple[str, dict[str, Any], Any]]:
+    """The place of each entry of a file, for messages, the entry, and its class."""
+    found = []
+    for number, entry in enumerate(_entries(path, section)):
+        where = f"{path}: {section}[{number}]"
+        module, _, name = entry["class_name"].rpartition(".")
+        found.append((where, entry, import_named(module, name, f"{where}.class_name={module}.{name}", "class")))
+    return found
 
 
 def _schema(tool: Any) -> dict[str, Any]:
@@ -211,6 +223,11 @@ class VerlInteraction:
     Raises:
         ValueError: the file or a class cannot be read, or two interactions have one name.
     """
+
+    @classmethod
+    def prepare(cls, *, interactions: str) -> None:
+        """Imports the classes of the interactions. Raises as the constructor."""
+        _classes(interactions, "interaction")
 
     def __init__(self, *, interactions: str) -> None:
         self._shared = _interactions(interactions)
@@ -257,11 +274,12 @@ class VerlInteraction:
 @cache
 def _interactions(path: str) -> Shared:
     objects: dict[str, Any] = {}
-    for number, entry in enumerate(_entries(path, "interaction")):
+    for where, entry, found in _classes(path, "interaction"):
         kind = entry["class_name"].rpartition(".")[2]
         name = entry.get("name") or (kind.removesuffix("Interaction") or kind).lower()
         if name in objects:
             raise ValueError(f"{path}: two interactions have the name {name!r}; give one of them another `name`")
         config = {**(entry.get("config") or {}), "name": name}
-        objects[name] = _build(f"{path}: interaction[{number}]", entry["class_name"], config=config)
+        with naming(f"{where}.class_name={entry['class_name']}", found):
+            objects[name] = found(config=config)
     return Shared(list(objects.items()), EventLoop("verl"))

@@ -84,7 +84,7 @@ def episode(classes, prompt="2+2=", answers=("3", "4"), **options):
 )
 def test_an_agent_instance_plays(head, init, workers, node):
     """A wrong answer costs 0.25, the right one has 1: 0.75."""
-    found, prompts = episode(node(head, init), workers=workers, tool_deadline_s=60.0)
+    found, prompts = episode(node(head, init), workers=workers)
     assert found["failed"] is None and found["reward"] == 0.75 and found["turns"] == 2
     assert [message["content"] for message in found["messages"]] == ["2+2=", "3", "no", "4"]
     assert prompts[1].endswith("no") and "Human" not in prompts[1]

@@ -81,8 +81,7 @@ def outputs(trajectory):
 def test_a_tool_of_verl_keeps_its_state_for_an_episode(workers, node):
     """Two answers without progress cost 0.05 each, and the last one is right: 1 - 0.05 - 0.05 = 0.9."""
     answers = [call("calc_gsm8k_reward", answer=answer) for answer in ("7", "72", "72")]
-    options = {"workers": workers, "tool_deadline_s": 60.0}  # a process imports verl
-    [right, wrong], sampler = dialogues(answers, [ROW, {"tools_kwargs": {}}], node(GSM8K), **options)
+    [right, wrong], sampler = dialogues(answers, [ROW, {"tools_kwargs": {}}], node(GSM8K), workers=workers)
     assert right.episode["failed"] is None and wrong.episode["failed"] is None
     assert outputs(right) == [
         "Current parsed answer='7' reward=0.0",
