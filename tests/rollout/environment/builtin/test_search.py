@@ -8,6 +8,7 @@ from rft.data.encode.encoder import Encoder
 from rft.data.encode.tokenizer import characters
 from rft.rollout.environment.builtin import search
 from rft.rollout.environment.builtin.search import Search, build_index
+from rft.rollout.environment.contract import environment_class
 from rft.rollout.environment.instance import Processes
 from rft.rollout.environment.options import EnvironmentOptions, Environments
 from tests.rollout.environment.scripted import ALPHABET, OPTIONS, TEMPLATE, play
@@ -64,6 +65,7 @@ def test_the_model_calls_it_and_reads_documents_with_titles(tmp_path):
 
 def test_objects_of_a_process_share_the_index(tmp_path):
     options = node(corpus(tmp_path, {"text": "red"}))["search"]
+    assert environment_class(options, "key").tools.keys() == {"search"}
     del options["_target_"]
     assert Search(**options)._index is Search(**options)._index
     assert Search(**options)._index is not Search(**options | {"b": 0.5})._index
