@@ -37,7 +37,8 @@ def fit(resolved, monkeypatch, tmp_path, plugins_forgotten):
 
 
 def test_an_agent_with_the_client_of_openai(fit):
-    warm = ("warmup.steps=30", "warmup.rows=16", "warmup.optimizer.lr=1e-2", "data.train.slips=0.0")
+    warm = ("warmup.steps=30", "warmup.rows=16", "warmup.optimizer.lr=1e-2", "data.train.slips=0.0",
+            "data.train.count=200")  # fmt: skip
     rows, texts = fit("external_agent", *SHORT, *warm)
     assert [row["step"] for row in rows][-2:] == [31, 32]
     for row in rows[-2:]:
@@ -51,8 +52,8 @@ def test_an_agent_with_the_client_of_openai(fit):
 
 
 def test_a_game_of_several_turns(fit):
-    rows, texts = fit("multi_turn_game", *SHORT, "warmup.steps=20", "warmup.rows=32")
-    assert [row["step"] for row in rows][-2:] == [21, 22]
+    rows, texts = fit("multi_turn_game", *SHORT, "data.train.count=100", "eval.samples=0", "warmup.steps=12")
+    assert [row["step"] for row in rows][-2:] == [13, 14]
     assert all(1 < row["episode/turns"] <= 5 and row["episode/failed"] == 0 for row in rows[-2:])
     played = [row["episode"] for row in texts]
     replies = [message["content"] for game in played for message in game["messages"][1:] if message["role"] == "user"]
