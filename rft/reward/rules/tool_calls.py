@@ -233,6 +233,8 @@ def tool_call_valid(
 @REWARDS.register("environment")
 def environment(response: str, row: Mapping[str, Any]) -> float | Unscored:
     """What `get_reward` of the episode's environment returned, the sum of the rewards of its `step`, or what an agent
-    returned."""
+    returned. Of an episode that failed it is 0: the run drops all its scores later, and must not stop here."""
     reward = row[EPISODE]["reward"]
+    if row[EPISODE]["failed"] is not None:
+        return 0.0
     return Unscored("the agent returned no reward") if reward is None else float(reward)

@@ -213,4 +213,6 @@ def test_options_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_reward_of_an_episode():
     reward = REWARDS.build({"name": "environment"}, "reward.terms.environment")
-    assert reward("any text", {"episode": {"reward": 2.5}}) == 2.5
+    assert reward("any text", {"episode": {"reward": 2.5, "failed": None}}) == 2.5
+    assert isinstance(reward("any text", {"episode": {"reward": None, "failed": None}}), Unscored)
+    assert reward("any text", {"episode": {"reward": None, "failed": "OSError: gone"}}) == 0.0
