@@ -87,8 +87,8 @@ def desk(tmp_path, monkeypatch, plugins_forgotten):
     monkeypatch.setenv("RFT_GSM8K_DIR", str(tmp_path))
     for logger in (MLflow, SwanLab, Trackio, Wandb):  # their packages are extras
         monkeypatch.setattr(logger, "check", lambda self: None)
-    find = importlib.util.find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, *given: name == "reasoning_gym" or find(name, *given))
+    find, extras = importlib.util.find_spec, ("reasoning_gym", "verifiers")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *given: name in extras or find(name, *given))
     return tmp_path
 
 

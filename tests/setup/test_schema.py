@@ -56,6 +56,7 @@ COMPANIONS = {
         for format in ("openrlhf", "sharegpt", "trl", "verl")
     },
     "data/reasoning_gym": ["data.train.tasks={gcd: {}}"],
+    "data/verifiers": ["environment=verifiers", "environment.classes.verifiers.id=sums"],
     "data/judge": ["data.train.rows.path=rows.jsonl", "data.eval.heldout.rows.path=rows.jsonl"],
     **{
         f"data/question/{question}": ["data=judge_add"]
@@ -90,6 +91,11 @@ COMPANIONS = {
     },
     "environment/agent": ["environment.classes.agent._target_=tests.rollout.environment.gateway.agents.one_turn"],
     "environment/search": ["environment.classes.search.corpus=some.jsonl"],
+    "environment/verifiers": ["environment.classes.verifiers.id=sums"],
+    "environment/openenv": [
+        *("environment.classes.openenv.url=http://here:8000", "environment.classes.openenv.action=text"),
+        "environment.classes.openenv.observation=shown",
+    ],
     "environment/mcp": ["environment.classes.mcp.servers={search: {command: some}}"],
     "reward/environment": ["environment=guessing"],
     "algorithm/advantage/gigpo": ["environment=guessing"],
@@ -120,7 +126,8 @@ def selection(name: str) -> list[str]:
 @pytest.fixture
 def extras_installed(monkeypatch):
     loggers = {"mlflow", "swanlab", "tensorboard", "trackio", "wandb"}
-    find, optional = importlib.util.find_spec, loggers | {"vllm", "sglang", "peft", "bitsandbytes", "reasoning_gym"}
+    rows = {"reasoning_gym", "verifiers"}
+    find, optional = importlib.util.find_spec, loggers | rows | {"vllm", "sglang", "peft", "bitsandbytes"}
     monkeypatch.setattr(
         "importlib.util.find_spec", lambda name, *given: name if name in optional else find(name, *given)
     )

@@ -47,8 +47,8 @@ class Verifiers:
 
 
 def _gateway(client: Any) -> Any:
-    """The client as verifiers asks it. An answer beyond `environment.max_turns` ends the rollout as a prompt that is
-    too long does: the answers so far are scored."""
+    """The client for verifiers. A request beyond `environment.max_turns` ends the rollout as a prompt that is too long
+    does: the rubric scores the answers so far."""
     from openai import BadRequestError
     from verifiers.clients import OpenAIChatCompletionsClient
     from verifiers.errors import OverlongPromptError

@@ -1,5 +1,10 @@
-"""A server of OpenEnv with a game: `python openenv_server.py PORT SESSIONS`. It shows the sum of the numbers so far."""
+"""A server of OpenEnv with a game: `python openenv_server.py PORT SESSIONS [STEPS]`. It shows the sum of the numbers so far.
 
+The server ends in the step of this number.
+"""
+
+import itertools
+import os
 import sys
 from typing import Any
 
@@ -19,16 +24,21 @@ class Sum(Observation):
 
 
 class Sums(Environment):
-    """The end is a sum of ten or more; its reward is 1, or none where the sum has not changed."""
+    """Adds numbers, or of a text how many different characters it has. The end is a sum of ten or more."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
+    left = itertools.count(int(sys.argv[3]) - 1, -1) if sys.argv[3:] else itertools.count(1)
 
     def reset(self, seed=None, episode_id=None, **kwargs):
         self._total = seed or 0
         return Sum(shown=f" begin at {self._total}")
 
     def step(self, action, timeout_s=None, **kwargs):
-        number = int(action.text) * action.factor
+        if next(self.left) == 0:
+            os._exit(3)
+        if action.text == "x":
+            raise ValueError("no x")
+        number = (int(action.text) if action.text.isdigit() else len({*action.text})) * action.factor
         self._total += number
         return Sum(
             shown={"total": self._total}, reward=None if number == 0 else self._total / 10, done=self._total >= 10

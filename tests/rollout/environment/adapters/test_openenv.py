@@ -100,7 +100,7 @@ def test_a_server_that_ends_in_an_episode_leaves_it_without_a_score(start, url):
 
 def test_errors_of_the_server_leave_the_episode_without_a_score(url):
     for write, options, message in (
-        ("x", {}, "the server answers step with EXECUTION_ERROR: invalid literal for int"),
+        ("x", {}, "the server answers step with EXECUTION_ERROR: no x"),
         ("6", {"action": "word"}, "the server answers step with VALIDATION_ERROR: "),
         ("6", {"observation": "text"}, "observation=text: the server's has the fields metadata, shown"),
         ("6", {"reset_fields": ["start"]}, "reset_fields: the row has no field 'start' (it has: prompt)"),

@@ -160,3 +160,16 @@ def test_many_agents_at_the_same_time_need_no_thread_each():
         sampler.tokenizer(row["prompt"], add_special_tokens=False).input_ids for row in rows
     ]
     assert threads[-1] - before < 50
+
+
+def test_the_object_of_an_agent_is_built_once_and_copied_for_each_episode():
+    """Each episode has a fork of the process that built it, and so counts itself as the first."""
+    classes = node("Prepared", agents.__name__, most=0.5)
+    [found], _ = play(lambda text: "A", classes, [{"prompt": "Q"}], samples=2, workers="process")
+    assert [one.episode["failed"] for one in found] == [None, None]
+    assert [one.episode["reward"] for one in found] == [1.5, 1.5]
+
+
+def test_an_agent_whose_object_cannot_be_built_ends_the_run():
+    with pytest.raises(ValueError, match=r"^environment\.classes\.agent: most=-1 is below 0$"):
+        play(lambda text: "A", node("Prepared", agents.__name__, most=-1), [{"prompt": "Q"}], workers="process")
