@@ -1,6 +1,6 @@
-"""A server of OpenEnv with a game: `python openenv_server.py PORT SESSIONS [STEPS]`. It shows the sum of the numbers so far.
+"""A server of OpenEnv with a game: `python openenv_server.py PORT SESSIONS [STEPS]`.
 
-The server ends in the step of this number.
+The game shows the sum of the numbers so far. The server ends in the step of the number STEPS.
 """
 
 import itertools

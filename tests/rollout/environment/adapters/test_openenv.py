@@ -63,7 +63,7 @@ def test_an_episode_is_a_session(url, workers):
     """From the seed s each episode adds 6, 0 and 6; the rewards are (s+6)/10, none and (s+12)/10."""
     script = ["6", "0", "6"]
     rows = [{"prompt": "Go,", "seed": seed} for seed in (0, 1)]
-    found, sampler = episodes(
+    found, _ = episodes(
         lambda prompt: script[prompt.count("total")], rows, url, workers, action_fields={"factor": 1},
         reset_fields=["seed"],
     )  # fmt: skip
