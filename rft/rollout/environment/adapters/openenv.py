@@ -30,7 +30,7 @@ class OpenEnv:
         request_s: seconds of one request.
 
     Raises:
-        ValueError: the package is missing, the url is none of HTTP, or nobody listens there.
+        ValueError: the package is missing, the url is none of HTTP, or no server listens there.
     """
 
     def __init__(
