@@ -99,6 +99,7 @@ def test_an_interrupted_run_continues_with_the_episodes_that_it_kept(fit, patien
 @pytest.mark.parametrize(
     "overrides",
     [
+        ("algorithm/advantage=hgpo", "reward=environment"),
         ("algorithm/advantage=gigpo", "algorithm/terms=[echo]", "reward=environment"),
         ("algorithm/advantage=rae", "reward=environment"),
         ("algorithm=reinforce_pp", "algorithm.turn_rewards={discount: 0.9, weight: 1.0}"),

@@ -104,6 +104,7 @@ COMPANIONS = {
     "environment/mcp": ["environment.classes.mcp.servers={search: {command: some}}"],
     "reward/environment": ["environment=guessing"],
     "algorithm/advantage/gigpo": ["environment=guessing"],
+    "algorithm/advantage/hgpo": ["environment=guessing"],
     "algorithm/advantage/rae": ["environment=guessing"],
     "algorithm/terms/echo": ["environment=guessing"],
     "reward/terms/environment": ["environment=guessing", "reward.accuracy=environment"],

@@ -45,5 +45,40 @@ def test_turns_without_a_trained_token_have_no_return():
     torch.testing.assert_close(gigpo("none", keep=keep), expected, rtol=0, atol=1e-12)
 
 
+def hgpo(scale, history, alpha=1.0, order=slice(None)):
+    """Three trajectories of three turns, in the states a b c, a b c and d b c."""
+    turn = torch.tensor([[0, 1, 2, 3]] * 3)
+    anchor = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 3], [0, 4, 2, 3]])
+    keep = turn > 0
+    batch = batch_of(keep, torch.tensor([4, 4, 4]), turn=turn, anchor=anchor)[order]
+    scores = torch.tensor([1.0, 0.0, 5.0], dtype=torch.float64)
+    rewards = token_rewards(scores, keep, None, 0.0)[1][order]
+    options = {"name": "hgpo", "history": history, "alpha": alpha, "discount": 1.0, "scale": scale}
+    return ADVANTAGES.build(options, "advantage")(scores[order], rewards, batch)["advantages"]
+
+
+@pytest.mark.parametrize(
+    ("history", "alpha", "second", "third"),
+    [
+        (0, 1.0, (-1.0, -2.0, 3.0), (-1.0, -2.0, 3.0)),  # all three: 1, 0 and 5 less their mean 2
+        # a b of two: 1 and 0 less 0.5, which count twice; d b of one counts nothing. b c is of all three.
+        (1, 1.0, (0.0, -1.0, 3.0), (-1.0, -2.0, 3.0)),
+        (2, 1.0, (0.0, -1.0, 3.0), (-0.25, -1.25, 3.0)),  # a b c of two counts 3 of 6
+        (2, 0.0, (-0.25, -1.25, 3.0), (-0.5, -1.5, 3.0)),
+    ],
+)
+def test_hgpo_by_hand(history, alpha, second, third):
+    first = (0.5, -0.5, 0.0)
+    expected = torch.tensor([[0.0] * 3, first, second, third], dtype=torch.float64).T
+    torch.testing.assert_close(hgpo("none", history, alpha), expected, rtol=0, atol=1e-12)
+
+
+def test_hgpo_divides_by_the_deviation_of_what_is_compared():
+    two, three = math.sqrt(0.5), math.sqrt(7.0)  # of 1 and 0, and of 1, 0 and 5
+    second = (-1 / three + 2 * 0.5 / two) / 3
+    assert hgpo("group", 1)[0, 1:].tolist() == pytest.approx([0.5 / two, second, -1 / three], abs=1e-5)
+
+
 def test_no_rows():
     assert gigpo("group", order=slice(0)).shape == (0, 5)
+    assert hgpo("group", 2, order=slice(0)).shape == (0, 4)

@@ -15,6 +15,7 @@ GAE = {
     "critic_loss": {"name": "value", "clip": None},
 }
 GIGPO = {"name": "gigpo", "omega": 1.0, "discount": 0.95, "scale": "none"}
+HGPO = {"name": "hgpo", "history": 1, "alpha": 1.0, "discount": 1.0, "scale": "none"}
 CLIP = {"clip_low": 0.01, "clip_high": 0.01}
 SOFT = {"k_positive": 2.0, "lambda_positive": 3.0, "k_negative": 3.0, "lambda_negative": 2.0}
 
@@ -58,6 +59,8 @@ def by_turn(rows):
         ({"advantage": {"name": "opo"}}, "near", 0.997),
         ({"advantage": GIGPO}, "near", 0.997),
         ({"advantage": GIGPO | {"scale": "group"}}, "near", 0.997),
+        ({"advantage": HGPO}, "near", 0.987),
+        ({"advantage": HGPO | {"scale": "group"}}, "near", 0.99),
     ],
 )
 def test_a_gradient_is_that_of_whole_trajectories(changes, relation, cosine):
