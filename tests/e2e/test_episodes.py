@@ -2,12 +2,9 @@
 
 import json
 import re
-from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
-import rft
 from rft.rollout.environment import turns
 from rft.setup.assembly import Job
 from tests.helpers import CLOCK, Interrupted, identical, interrupt, numbers
@@ -116,24 +113,6 @@ def test_algorithms_that_read_columns_of_turns_train(fit, overrides):
     last = numbers(run)[-1]
     assert last["grad_norm"] > 0 and last["episode/turns"] > 1 and last["episode/failed"] == 0
     assert ("loss/echo" in last) == ("algorithm/terms=[echo]" in overrides)
-
-
-def test_a_run_of_self_play(resolved, tmp_path):
-    recipe = Path(rft.__file__).parent.parent / "recipes/self_play"
-    small = ("data.train.count=64", "batch.prompts=4", "warmup.steps=20", "warmup.rows=32", "steps=2", "cache=null")
-    config = resolved(*small, "trajectories.every=1", folder=recipe, name="run")
-    config["output_dir"] = str(tmp_path)
-    Job(config).fit("")
-    last = numbers(tmp_path)[-1]
-    assert last["grad_norm"] > 0 and last["episode/failed"] < 0.5
-    [*_, file] = sorted((tmp_path / "trajectories").iterdir())
-    rows = [json.loads(line) for line in file.open()]
-    played = [row["episode"] for row in rows if row["set"] == "train"]
-    assert {episode["agent"] for episode in played} == {0, 1}
-    for first, second in pairwise(played):
-        if (first["agent"], second["agent"]) == (0, 1):
-            assert {first["reward"], second["reward"]} == {0.0, 1.0}, "one of two players wins"
-    assert {row["episode"]["agent"] for row in rows if row["set"] != "train"} == {2}, "held-out games: the opponent"
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ GSM8K = os.environ.get("RFT_GSM8K_DIR")
 AGENTS = {
     "external_agent": ("run",),
     "multi_turn_game": ("run",),
+    "self_play": ("run",),
     "gsm8k": ("python_tool", "python_tool_cpu"),
 }
 SHORT = ("warmup.steps=2", "warmup.rows=8", "warmup.eval_every=0", "steps=2", "eval.every=0", "eval.at_start=false",
@@ -36,6 +38,7 @@ def fit(resolved, monkeypatch, tmp_path, plugins_forgotten):
     return run
 
 
+@pytest.mark.slow
 def test_an_agent_with_the_client_of_openai(fit):
     warm = ("warmup.steps=30", "warmup.rows=16", "warmup.optimizer.lr=1e-2", "data.train.slips=0.0",
             "data.train.count=200")  # fmt: skip
@@ -58,6 +61,20 @@ def test_a_game_of_several_turns(fit):
     played = [row["episode"] for row in texts]
     replies = [message["content"] for game in played for message in game["messages"][1:] if message["role"] == "user"]
     assert played and {*replies} == {">", "<"}
+
+
+@pytest.mark.slow
+def test_a_game_against_itself(fit):
+    small = [word for word in SHORT if not word.startswith(("eval.at_start", "data.eval", "algorithm.group_size"))]
+    rows, texts = fit("self_play", *small, "algorithm.group_size=4", "data.train.count=64", "warmup.steps=20",
+                      "warmup.rows=32")  # fmt: skip
+    assert rows[-1]["grad_norm"] > 0 and rows[-1]["episode/failed"] < 0.5
+    played = [row["episode"] for row in texts if row["set"] == "train"]
+    assert {episode["agent"] for episode in played} == {0, 1}
+    games = [pair for pair in pairwise(played) if [episode["agent"] for episode in pair] == [0, 1]]
+    assert len(games) == len(played) / 2
+    assert all({episode["reward"] for episode in pair} == {0.0, 1.0} for pair in games), "one of two players wins"
+    assert {row["episode"]["agent"] for row in texts if row["set"] != "train"} == {2}, "held-out games: the opponent"
 
 
 def test_demonstrations_of_the_game_are_played_with_its_environment(monkeypatch):

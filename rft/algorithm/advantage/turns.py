@@ -42,7 +42,6 @@ def gigpo(
         discount: per turn.
         scale: F and F_s. group: standard deviation of R in the group and of R_k in the state (ddof 1) + 1e-6; none: 1.
     """
-
     keep, turn, returns, anchor = _turns(rewards, batch, discount)
     known = anchor != 0
     states = _number(batch["group"][:, None].expand_as(anchor)[known], anchor[known])
