@@ -61,6 +61,7 @@ def test_two_steps_move_the_weights_and_the_loss_is_finite(name, tiny, tmp_path,
 RATIOS = ("grpo", "gspo", "gspo_token", "cispo", "gmpo", "sapo", "two_sided", "vespo", "m2po", "kl_cov")
 
 
+@pytest.mark.slow
 def test_losses_of_a_ratio_train_other_weights_with_the_minibatches_of_the_default(tiny, resolved, monkeypatch):
     found = {}
     describe = Trainer.describe

@@ -7,7 +7,7 @@ from rft.train.trainer import Trainer
 from tests.helpers import ADAPTIVE, CLOCK, Interrupted, identical, interrupt, numbers, worst
 from tests.train.checkpoint.states import state
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 
 
 LORA = ("actor/lora=lora", "actor.lora.rank=4", "actor.optimizer.lr=1e-2")
@@ -35,7 +35,7 @@ RUNS = {
     "adapters of the critic": (("algorithm=ppo", "actor/lora@critic.lora=lora", "critic.lora.rank=2"), 6),
     "sppo in its second iteration": (("algorithm=sppo", "algorithm.iteration=2", "warmup=none"), 4),
     "dpo with what its reference said": (("algorithm=dpo", "reference.precompute=true", "warmup=none"), 3),
-    "gkd between given and sampled steps": pytest.param(("algorithm=gkd", "warmup=none"), 3, marks=pytest.mark.slow),
+    "gkd between given and sampled steps": (("algorithm=gkd", "warmup=none"), 3),
 }
 
 

@@ -16,6 +16,8 @@ from rft.reward.term import Unscored
 from tests.helpers import yaml_options
 from tests.reward.sandbox.test_code import ADD, CALLS, READ, SUMS
 
+pytestmark = pytest.mark.slow
+
 NODE = yaml_options("reward/terms/code_server.yaml")["code_server"]
 OPTIONS = {key: value for key, value in NODE.items() if key not in ("weight", "call")}
 

@@ -99,6 +99,7 @@ def test_a_tool_that_fails_is_an_error_that_the_model_reads(workers):
     assert found.episode["failed"] is None and found.episode["reward"] == 1.0
 
 
+@pytest.mark.slow
 def test_a_tool_that_hangs_or_prints_much(capfd):
     rows = [{"prompt": "hangs"}, {"prompt": "prints"}]
     answer = lambda text: "end" if EOS in text else call(text.split()[-1])  # noqa: E731

@@ -17,6 +17,8 @@ from tests.rollout.server.fake_server import PARTS, FakeServer
 from tests.rollout.server.fake_workers import Workers
 from tests.rollout.server.scripted import OPTIONS, SAMPLING, requests, right, said, weights
 
+pytestmark = pytest.mark.slow
+
 MESSAGES = {
     "vllm": ["/sleep?level=2", "/update_weight_version", "/wake_up?tags=weights", "/wake_up?tags=kv_cache"],
     "sglang": [

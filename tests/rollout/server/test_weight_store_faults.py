@@ -12,6 +12,8 @@ from tests.rollout.server.fake_server import FakeServer
 from tests.rollout.server.real_servers import until
 from tests.rollout.server.scripted import ASK, SAMPLING, requests, right, said, weights
 
+pytestmark = pytest.mark.slow
+
 MESSAGES = {
     "vllm": [
         "/health",

@@ -18,6 +18,8 @@ from rft.train.folder.resume import (
 )
 from tests.helpers import CONFIG
 
+pytestmark = pytest.mark.slow
+
 # One key of each node that changes the weights, or that tells what is measured.
 COMPARED = ("seed", "steps", "epochs", "plugins", "metric", "batch.prompts", "batch.minibatches", "eval.samples",
             "warmup.steps", "algorithm.group_size", "algorithm.loss.clip_high", "actor.path", "actor.packing",

@@ -13,6 +13,8 @@ from tests.reward.sandbox.attacks import writes
 from tests.reward.sandbox.isolated import alive, left, none_left
 from tests.reward.sandbox.test_sandbox_attacks import machine, sandbox, start  # noqa: F401  # fixtures
 
+pytestmark = pytest.mark.slow
+
 FUNCTION = f"{Path(__file__).parent}/functions.py:executes"
 LIMITS = {"cpu_seconds": 3, "memory_mib": 256, "processes": 8, "files_mib": 4, "files": 50, "output_kib": 64}
 CALL = {"workers": "sandbox", "concurrency": 1, "deadline_s": 3.0, "failed": "drop_row", "sandbox": {"limits": LIMITS}}
