@@ -57,6 +57,7 @@ def test_a_worker_joins_a_group_of_its_token(plugin, name, key, message):
         group = join(store, name, 0, 2, "gloo", 10.0, "127.0.0.1")
         if key is not None:
             authenticate(group, 0, 2, group_token(name, key), torch.device("cpu"), 10.0)
+        return group  # without a reference it would close its connections, maybe while the worker still joins
 
     with ThreadPoolExecutor() as threads:
         trainer = threads.submit(rank_zero)
