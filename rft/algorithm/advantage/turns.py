@@ -42,13 +42,13 @@ def gigpo(
         discount: per turn.
         scale: F and F_s. group: standard deviation of R in the group and of R_k in the state (ddof 1) + 1e-6; none: 1.
     """
-    keep, turn, returns, anchor = _turns(rewards, batch, discount)
+    turn, returns, anchor = _turns(rewards, batch, discount)
     known = anchor != 0
     states = _number(batch["group"][:, None].expand_as(anchor)[known], anchor[known])
     step = torch.zeros_like(returns)
     step[known] = _compared(returns[known], states, scale)
     total = spread(_compared(scores, batch["group"], scale), scores, batch).double() + omega * step.gather(1, turn)
-    return {"advantages": torch.where(keep, total, 0.0).to(scores.dtype)}
+    return {"advantages": total.to(scores.dtype)}
 
 
 def _gradient_of_hgpo(options: dict[str, Any]) -> Gradient:
@@ -82,7 +82,7 @@ def hgpo(
         discount: per turn.
         scale: F_k. group: standard deviation of the returns that are compared (ddof 1) + 1e-6; none: 1.
     """
-    keep, turn, returns, anchor = _turns(rewards, batch, discount)
+    turn, returns, anchor = _turns(rewards, batch, discount)
     total, weights = torch.zeros_like(returns), torch.zeros_like(returns)
     before = batch["group"][:, None].expand_as(anchor)  # what came before the state; -1 where it is not known
     for k in range(1, history + 2):
@@ -92,25 +92,24 @@ def hgpo(
         weight = float(k) ** alpha * (group_statistics(returns[known], same[known]).size > 1)
         total[known] += weight * _compared(returns[known], same[known], scale)
         weights[known] += weight
-        before = torch.cat([torch.full_like(same[:, :1], -1), same[:, :-1]], dim=1)
+        before = same.roll(1, dims=1)  # that of the turn before; column 0 has no state
     step = torch.where(weights > 0, total / weights, 0.0)
-    return {"advantages": torch.where(keep, step.gather(1, turn), 0.0).to(scores.dtype)}
+    return {"advantages": step.gather(1, turn).to(scores.dtype)}
 
 
-def _turns(rewards: Tensor, batch: TensorDict, discount: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The tokens that train and the number of the turn of each, 0 for others, (B, T); the return of each turn in
-    float64 and the state before it, 0 where it is not known, (B, 1 + turns): turn k in column k."""
-    keep = batch["loss_mask"]
-    turn = torch.where(keep, batch["turn"], 0)
-    size = (len(turn), 1 + (int(turn.max()) if turn.numel() else 0))
-    reward = rewards.new_zeros(size, dtype=torch.float64).scatter_add(1, turn, torch.where(keep, rewards, 0.0).double())
-    anchor = turn.new_zeros(size).scatter(1, turn, torch.where(keep, batch["anchor"], 0))
-    anchor[:, 0] = 0  # the tokens that do not train
-    returns, after = torch.zeros_like(reward), reward[:, 0] * 0
+def _turns(rewards: Tensor, batch: TensorDict, discount: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The number of the turn of each token that trains, 0 for others, (B, T); the return of each turn in float64 and
+    the state before it, 0 where it is not known, (B, 1 + turns): turn k in column k."""
+    turn = torch.where(batch["loss_mask"], batch["turn"], 0)
+    size = (len(turn), 1 + (int(turn.max()) if turn.numel() else 0))  # column 0: the tokens that do not train
+    reward = rewards.new_zeros(size, dtype=torch.float64).scatter_add(1, turn, rewards.double())
+    anchor = turn.new_zeros(size).scatter(1, turn, batch["anchor"])
+    anchor[:, 0] = 0
+    returns, after = torch.zeros_like(reward), torch.zeros_like(reward[:, 0])
     for k in reversed(range(1, size[1])):
         after = reward[:, k] + discount * after
         returns[:, k] = after
-    return keep, turn, returns, anchor
+    return turn, returns, anchor
 
 
 def _number(*columns: Tensor) -> Tensor:
