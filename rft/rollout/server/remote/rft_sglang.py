@@ -32,5 +32,6 @@ def hide(key: str) -> None:
 if __name__ == "__main__":
     if key := os.environ.get(KEY_VARIABLE):
         hide(key)
-        sys.argv += ["--api-key", key]  # the operating system shows the command line with which the process started
+        # The operating system shows the command line with which the process started. A key may begin with a dash.
+        sys.argv.append(f"--api-key={key}")
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
