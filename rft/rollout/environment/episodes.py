@@ -81,9 +81,9 @@ class EpisodeAnswerer(Answerer):
         policy = Policy(environments, self._encoder, self._template, turns, sampling, self._context)
         gateway = self._gateway(policy)
 
-        async def one(number: int, samples: range) -> list[Trajectory]:
+        async def one(number: int, row: dict[str, Any], samples: range) -> list[Trajectory]:
             """The trajectories of the samples of one episode."""
-            row, own = rows[number], [seeds[number][sample] for sample in samples]
+            own = [seeds[number][sample] for sample in samples]
             made = environments.classes[environments.name_of(row)]
             async with limits.slots if made.plays else nullcontext():  # the whole episode of an agent is one call
                 live = self._live(row, limits)
@@ -102,8 +102,8 @@ class EpisodeAnswerer(Answerer):
         try:
             async with gateway or nullcontext(), asyncio.TaskGroup() as group:
                 tasks = [
-                    [group.create_task(one(number, samples)) for samples in self._episodes(rows[number], len(own))]
-                    for number, own in enumerate(seeds)
+                    [group.create_task(one(number, row, samples)) for samples in self._episodes(row, len(own))]
+                    for number, (row, own) in enumerate(zip(rows, seeds, strict=True))
                 ]
         except BaseExceptionGroup as errors:  # the first one has cancelled the other episodes
             raise errors.exceptions[0] from errors

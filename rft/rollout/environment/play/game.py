@@ -25,14 +25,14 @@ async def play_game(
         A trajectory for each seed. Of a player without an answer it has no score; of a game that failed, none has one.
     """
     others = [row_seed(seeds[0], number, 2) for number in range(len(seeds), players)]
-    seats, options = [Player(policy, row, seed) for seed in (*seeds, *others)], policy.environments.options
+    all_players, options = [Player(policy, row, seed) for seed in (*seeds, *others)], policy.environments.options
 
     async def game() -> list[float]:
         await live.begin_game(row)
         ended = False
         while not ended:
             number, observation = await live.observation()
-            player = seats[number]
+            player = all_players[number]
             if player.begun:
                 player.read(player.as_messages(observation))
             else:
@@ -47,7 +47,7 @@ async def play_game(
 
     rewards, failed = await live.outcome(game(), options.max_seconds)
     found = []
-    for number, player in enumerate(seats[: len(seeds)]):
+    for number, player in enumerate(all_players[: len(seeds)]):
         why = failed if player.answers else failed or "turns: the game ended before the first turn of the player"
         found.append(
             player.trajectory(live, reward=None if rewards is None else rewards[number], failed=why, number=number)

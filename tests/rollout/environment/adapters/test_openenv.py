@@ -81,7 +81,7 @@ def test_fields_of_the_yaml_are_in_each_action(url):
 
 
 def test_a_server_that_ends_in_an_episode_leaves_it_without_a_score(start, url):
-    """The other server's episode goes on, and is scored."""
+    """The episode of the other server continues, and is scored."""
     other, program = start(2)
 
     def write(prompt):
