@@ -31,7 +31,7 @@ def gap_of_ten_turns(engine, model, sampling):
     environments = Environments.of(EnvironmentOptions(classes={"echo": node}, **{**OPTIONS, "max_turns": TURNS}))
     answerer = EpisodeAnswerer(environments, Encoder(engine._tokenizer, "turns", None), engine, 256)
     rows, differences, turns = [{"prompt": "ab 12"}, {"prompt": "7"}], [], []
-    for group in answerer.answer(rows, [list(range(4)), list(range(4, 8))], sampling, lambda *_: None):
+    for group in answerer.answer(rows, [list(range(32)), list(range(32, 64))], sampling, lambda *_: None):
         for trajectory in group:
             assert trajectory.episode["failed"] is None and not trajectory.earlier
             turns.append(trajectory.turns)
