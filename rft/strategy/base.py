@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from rft.distributed import World
+from rft.strategy.attention import Attention
 from rft.strategy.gather import WHOLE, GatherOptions
 from rft.strategy.loss_scale import LossScale
 from rft.strategy.parallel.context import Context
@@ -93,6 +94,8 @@ class Strategy(ABC):
         world: all processes.
         dtype: what forward and backward compute in; the weights of frozen models are stored in it.
         context: the ranks that compute one sequence together, or None where each rank computes its own rows.
+        attention: what computes the attention of packed rows.
+        device_type: of the devices of the run, if they are not those of this process (`mode=plan`).
 
     Attributes:
         shards_meta: `shard` takes parameters on the meta device, and `materialize` gives them memory. Otherwise every
@@ -104,10 +107,19 @@ class Strategy(ABC):
     shards_meta: ClassVar[bool] = False
     memory_labels: ClassVar[Mapping[str, str]] = {}
 
-    def __init__(self, world: World, dtype: torch.dtype = torch.float32, context: Context | None = None) -> None:
+    def __init__(
+        self,
+        world: World,
+        dtype: torch.dtype = torch.float32,
+        context: Context | None = None,
+        attention: Attention = "auto",
+        device_type: str | None = None,
+    ) -> None:
         self.world = world
         self.dtype = dtype
         self.context = context
+        self.attention = attention
+        self.device_type = device_type or world.device.type
 
     @classmethod
     def device(cls, options: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from rft.distributed import World
 from rft.errors import Checks
 from rft.ranges import PositiveFloat, PositiveInt
+from rft.strategy.attention import Attention, check_attention
 from rft.strategy.base import DTYPES, HOST, MakeOptimizer, ModelFacts, Strategy, TrainState
 from rft.strategy.blocks import recompute
 from rft.strategy.gather import WHOLE, GatherOptions, gather
@@ -56,6 +57,8 @@ class FSDP2(Strategy):
             GPU): `none`, `frozen` (those that never train) or `all`. Blocks are copied to the device to compute.
         optimizer_offload: the optimizer state is in host memory between the steps of the optimizer.
         activation_offload: what the blocks keep for the backward pass is in host memory until then.
+        attention: the kernel for the attention of packed rows; `auto` takes the first of flash, varlen and sdpa that
+            the device, the dtype, the installed packages and the model allow.
         compile: compiles the blocks, once for all of them and all lengths.
         peak_tflops: the peak of one device for `throughput/mfu`; null: that of a known GPU in this dtype.
 
@@ -87,6 +90,7 @@ class FSDP2(Strategy):
         param_offload: Literal["none", "frozen", "all"],
         optimizer_offload: bool,
         activation_offload: bool,
+        attention: Attention,
         compile: bool,
         peak_tflops: PositiveFloat | None,
     ) -> None:
@@ -115,7 +119,7 @@ class FSDP2(Strategy):
                 "strategy.activation_offload=false"
             )
         context = Context(world, context_parallel) if context_parallel > 1 else None
-        super().__init__(world, DTYPES[dtype], context)
+        super().__init__(world, DTYPES[dtype], context, attention, "cuda" if device == "cuda" else None)
         self._reshard = reshard_after_forward
         self._accumulate = accumulate
         self._checkpointing = activation_checkpointing
@@ -172,13 +176,14 @@ class FSDP2(Strategy):
     @classmethod
     def reference_options(cls, options: Mapping[str, Any], dtype: str) -> dict[str, Any]:
         """The same options in another dtype, not compiled; see `Strategy.reference_options`."""
-        return {**options, "dtype": dtype, "compile": False}
+        return {**options, "dtype": dtype, "attention": "sdpa", "compile": False}
 
     @classmethod
     def scoring_options(cls, options: Mapping[str, Any], dtype: str, offload: bool) -> dict[str, Any]:
         """See `Strategy.scoring_options`. A group of `replicas` holds the model once."""
         return {
             **cls.reference_options(options, dtype),
+            "attention": "auto",
             "reshard_after_forward": True,
             "context_parallel": 1,
             "tensor_parallel": 1,
@@ -194,6 +199,7 @@ class FSDP2(Strategy):
         check = Checks()
         check.messages += split_errors({name: options[name] for name in SPLITS}, models)
         check.messages += param_offload_errors(options["param_offload"], models)
+        check.attempt(check_attention, options["attention"], options["device"], DTYPES[options["dtype"]])
         for key, facts in models.items():
             if options["peak_tflops"] is not None and facts.partly_frozen:
                 check.messages.append(

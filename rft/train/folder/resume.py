@@ -42,6 +42,7 @@ CHANGES_NOTHING = {
     "strategy.reshard_after_forward": "how long gathered blocks are held",
     "strategy.accumulate": "when gradients are reduced",
     "strategy.activation_checkpointing": "what the backward pass recomputes",
+    "strategy.attention": "which kernel computes the attention of packed rows",
     "strategy.compile": "how blocks are executed",
     "strategy.peak_tflops": "the scale of throughput/mfu",
     # servers, and where the memory is

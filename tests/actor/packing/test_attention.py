@@ -1,14 +1,15 @@
 """Packed rows against each row alone through the plain model, in states and gradients; models that cannot be packed."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from rft.actor.init import attention
-from rft.actor.packing.attention import NAME, causal_window_mask, packed_attention, use_packed_attention
+from rft.actor.packing.attention import use_packed_attention
+from rft.actor.packing.kernels.sdpa import SdpaKernel
 from rft.actor.packing.layout import pack_layout, shared_prefixes
 from tests.helpers import SIZES, token_batch
 
@@ -120,16 +121,6 @@ def test_the_windows_are_shorter_than_the_rows():
     assert not first[:4].any() and first[4:].abs().max() > 0.1
 
 
-def test_who_sees_whom():
-    assert causal_window_mask(3, 0, 9, torch.device("cpu")).long().tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
-    assert causal_window_mask(2, 3, 9, torch.device("cpu")).long().tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
-    assert causal_window_mask(3, 1, 2, torch.device("cpu")).long().tolist() == [
-        [1, 1, 0, 0],
-        [0, 1, 1, 0],
-        [0, 0, 1, 1],
-    ]
-
-
 HYBRIDS = {
     "falcon_h1": SIZES | {"mamba_d_ssm": 32, "mamba_n_heads": 2, "mamba_d_head": 16, "mamba_d_state": 8},
     "lfm2": SIZES | {"layer_types": ["conv", "full_attention"], "block_multiple_of": 8},
@@ -169,14 +160,17 @@ def test_a_look_at_a_model_leaves_its_windows():
     before = [layer.sliding_window for layer in layers]
     use_packed_attention(model, "actor")
     assert [layer.sliding_window for layer in layers] == before and 5 in before
-    assert model.config.sliding_window == 5 and model.config._attn_implementation == NAME
+    assert model.config.sliding_window == 5 and model.config._attn_implementation == SdpaKernel.implementation
 
 
 def test_a_window_that_does_not_reach_the_attention_is_found(monkeypatch):
-    def deaf(*states, sliding_window=None, **more):
-        return packed_attention(*states, **more)
+    attend = SdpaKernel.attend
 
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, NAME, deaf)
+    def deaf(kernel, *states_and_segments):
+        *others, rule = states_and_segments
+        return attend(kernel, *others, replace(rule, window=None))
+
+    monkeypatch.setattr(SdpaKernel, "attend", deaf)
     for options in (MODELS["mistral"], MODELS["mistral"] | {"sliding_window": 4096}):
         with pytest.raises(ValueError, match="has a window that it does not state"):
             use_packed_attention(build(options), "actor")

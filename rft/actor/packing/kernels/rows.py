@@ -1,0 +1,244 @@
+"""Attention by functions over rows of any length (FlashAttention, 2307.08691), with shared prefixes and sinks.
+
+Such a function takes queries (n, heads, width) of rows behind one another, their cumulative lengths, and keys with
+theirs. A row behind a shared prefix attends to itself in one call and to the prefix in another; the results are merged
+by their log-sum-exp. The backward pass of a call needs only the merged result and the merged log-sum-exp, from which it
+computes its part of the gradient (as in ring attention, 2310.01889). A sink is one more key in the merge.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
+
+from rft.actor.packing.kernels.base import AttentionKernel, AttentionNeeds, AttentionRule
+from rft.actor.packing.layout import PackedSegment
+
+WIDEST = 256  # numbers of a head that the functions take
+MULTIPLE = 8  # of which the width of a head has to be
+
+
+@dataclass(frozen=True)
+class RowsCall:
+    """One call of a function over rows.
+
+    Attributes:
+        queries: (n,) int64 positions of its queries in the packed sequence; None for all.
+        keys: (m,) int64 positions of its keys; None for all.
+        query_ends, key_ends: (rows + 1,) int32 cumulative lengths.
+        longest_query, longest_key: tokens of the longest row.
+        causal: the last query of a row sees all of its keys, the one before all but the last, and so on.
+        window: a query sees at most so many keys; None for all.
+    """
+
+    queries: Tensor | None
+    keys: Tensor | None
+    query_ends: Tensor
+    key_ends: Tensor
+    longest_query: int
+    longest_key: int
+    causal: bool
+    window: int | None
+
+
+@lru_cache(maxsize=8)  # the layers of a forward share them
+def rows_calls(segments: tuple[PackedSegment, ...], window: int | None, device: torch.device) -> tuple[RowsCall, ...]:
+    """The calls for a packed sequence; the first one has all queries.
+
+    With a window that is shorter than a row behind a prefix, there is one call in which each such row has its prefix
+    among its own keys.
+    """
+    starts = [0, *accumulate(segment.rows * segment.length for segment in segments)]
+    places = torch.arange(starts[-1])
+    rows: list[int] = []  # lengths
+    whole: list[Tensor] = []  # keys of each row, its prefix first
+    behind: dict[int, list[int]] = {}  # segments by that of their prefix
+    for number, segment in enumerate(segments):
+        rows += [segment.length] * segment.rows
+        own = places[starts[number] : starts[number + 1]].view(segment.rows, segment.length)
+        if segment.prefix is not None:
+            behind.setdefault(segment.prefix, []).append(number)
+            first = places[starts[segment.prefix] : starts[segment.prefix + 1]]
+            own = torch.cat((first.expand(segment.rows, -1), own), 1)
+        whole += [*own]
+    totals = [len(keys) for keys in whole]
+    if window is not None and window >= max(totals):
+        window = None
+    if window is not None and behind:
+        return (_call(None, torch.cat(whole), rows, totals, True, window, device),)
+    calls = [_call(None, None, rows, rows, True, window, device)]
+    if behind:
+        parts = [torch.cat([places[starts[n] : starts[n + 1]] for n in numbers]) for numbers in behind.values()]
+        prefixes = [places[starts[number] : starts[number + 1]] for number in behind]
+        lengths = [len(part) for part in parts]
+        prefix_lengths = [len(prefix) for prefix in prefixes]
+        calls.append(_call(torch.cat(parts), torch.cat(prefixes), lengths, prefix_lengths, False, None, device))
+    return tuple(calls)
+
+
+def _call(
+    queries: Tensor | None,
+    keys: Tensor | None,
+    query_lengths: Sequence[int],
+    key_lengths: Sequence[int],
+    causal: bool,
+    window: int | None,
+    device: torch.device,
+) -> RowsCall:
+    return RowsCall(
+        queries=None if queries is None else _moved(queries, device),
+        keys=None if keys is None else _moved(keys, device),
+        query_ends=_moved(torch.tensor([0, *accumulate(query_lengths)], dtype=torch.int32), device),
+        key_ends=_moved(torch.tensor([0, *accumulate(key_lengths)], dtype=torch.int32), device),
+        longest_query=max(query_lengths),
+        longest_key=max(key_lengths),
+        causal=causal,
+        window=window,
+    )
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device; the host does not wait for the copy."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+class RowsKernel(AttentionKernel):
+    """Attention by a function over rows; a subclass calls it."""
+
+    def refuses(self, needs: AttentionNeeds) -> str | None:
+        """See `AttentionKernel.refuses`."""
+        return f"heads of {needs.width} numbers: at most {WIDEST}" if needs.width > WIDEST else None
+
+    @abstractmethod
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, call: RowsCall, scaling: float, softcap: float | None
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """The result (n, heads, width), its log-sum-exp (heads, n) in float32, and what `backward` needs beside them.
+
+        Args:
+            q: (n, heads, width); k, v: (m, heads or fewer, width), contiguous.
+        """
+
+    @abstractmethod
+    def backward(
+        self,
+        gradient: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        call: RowsCall,
+        scaling: float,
+        softcap: float | None,
+        state: tuple[Tensor, ...],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of q, k and v through this call.
+
+        Args:
+            gradient: of the merged result (n, heads, width).
+            out, lse: of all calls, merged.
+            state: of `forward`.
+        """
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, segments: tuple[PackedSegment, ...], rule: AttentionRule
+    ) -> Tensor:
+        """See `AttentionKernel.attend`."""
+        width, wanted = query.shape[3], value.shape[3]
+        padded = -(-max(width, wanted) // MULTIPLE) * MULTIPLE
+        q, k, v = (
+            pad(states[0].transpose(0, 1), (0, padded - states.shape[3])).contiguous() for states in (query, key, value)
+        )
+        scaling = width**-0.5 if rule.scaling is None else rule.scaling
+        calls = rows_calls(segments, rule.window, query.device)
+        out: Tensor = _MergedCalls.apply(q, k, v, rule.sinks, self, calls, scaling, rule.softcap)
+        return out[None, ..., :wanted]
+
+
+def _chosen(states: Tensor, places: Tensor | None) -> Tensor:
+    return states if places is None else states[places]
+
+
+class _MergedCalls(torch.autograd.Function):
+    """Results are not changed in place: selective checkpointing keeps them for the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sinks: Tensor | None,
+        kernel: RowsKernel,
+        calls: tuple[RowsCall, ...],
+        scaling: float,
+        softcap: float | None,
+    ) -> Tensor:
+        first, *others = calls
+        out, lse, state = kernel.forward(
+            q, _chosen(k, first.keys), _chosen(v, first.keys), first, scaling, softcap
+        )  # (N, H, D), (H, N)
+        states = [state]
+        for call in others:
+            assert call.queries is not None
+            parts = (q[call.queries], _chosen(k, call.keys), _chosen(v, call.keys))
+            more, its_lse, state = kernel.forward(*parts, call, scaling, softcap)
+            own = lse[:, call.queries]
+            both = torch.logaddexp(own, its_lse)
+            merged = out[call.queries] * _weights(own - both) + more * _weights(its_lse - both)
+            out = out.index_copy(0, call.queries, merged.to(out.dtype))
+            lse = lse.index_copy(1, call.queries, both)
+            states.append(state)
+        if sinks is not None:
+            both = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
+            out, lse = (out * _weights(lse - both)).to(out.dtype), both
+        ctx.save_for_backward(q, k, v, sinks, out, lse, *(tensor for state in states for tensor in state))
+        ctx.counts = [len(state) for state in states]
+        ctx.how = kernel, calls, scaling, softcap
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, sinks, out, lse, *saved = ctx.saved_tensors
+        kernel, calls, scaling, softcap = ctx.how
+        gradient = gradient.contiguous()
+        sums: list[Tensor | None] = [None, None, None]
+        for call, count in zip(calls, ctx.counts, strict=True):
+            state, saved = tuple(saved[:count]), saved[count:]
+            where = (call.queries, call.keys, call.keys)
+            parts = [_chosen(states, places) for states, places in zip((q, k, v), where, strict=True)]
+            its_lse = lse if call.queries is None else lse[:, call.queries].contiguous()
+            its_gradient, its_out = (_chosen(states, call.queries) for states in (gradient, out))
+            found = kernel.backward(its_gradient, *parts, its_out, its_lse, call, scaling, softcap, state)
+            for number, (part, places) in enumerate(zip(found, where, strict=True)):
+                sums[number] = _added(sums[number], part, places, (q, k, v)[number])
+        sinks_grad = None
+        if sinks is not None:  # the sink has probability p and value 0: its logit has the gradient -p (gradient . out)
+            dot = (gradient.to(lse.dtype) * out).sum(-1).T  # (H, N)
+            sinks_grad = -((sinks.to(lse.dtype)[:, None] - lse).exp() * dot).sum(1).to(sinks.dtype)
+        return *sums, sinks_grad, None, None, None, None
+
+
+def _weights(logarithms: Tensor) -> Tensor:
+    """Factors (n, heads, 1) of results from their logarithms (heads, n)."""
+    return logarithms.exp().T[..., None]
+
+
+def _added(total: Tensor | None, part: Tensor, places: Tensor | None, like: Tensor) -> Tensor:
+    """The sum of gradients (N, heads, width) of all calls so far; a key may be in a call several times."""
+    if places is None:
+        return part if total is None else total + part
+    wide = torch.promote_types(like.dtype, torch.float32)
+    spread = torch.zeros_like(like, dtype=wide).index_add_(0, places, part.to(wide))
+    return (spread if total is None else spread + total).to(like.dtype)

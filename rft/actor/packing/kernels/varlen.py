@@ -1,0 +1,57 @@
+"""Torch's own FlashAttention over rows of any length; it needs no further package."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rft.actor.packing.kernels.base import AttentionNeeds
+from rft.actor.packing.kernels.rows import RowsCall, RowsKernel
+
+
+class VarlenKernel(RowsKernel):
+    """See `RowsKernel`. torch.nn.attention.varlen calls the same operations."""
+
+    implementation: ClassVar[str] = "rft_packed_rows"
+
+    def refuses(self, needs: AttentionNeeds) -> str | None:
+        """See `AttentionKernel.refuses`."""
+        return "soft-capped logits" if needs.softcap else super().refuses(needs)
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, call: RowsCall, scaling: float, softcap: float | None
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """See `RowsKernel.forward`."""
+        assert softcap is None
+        lengths = (call.query_ends, call.key_ends, call.longest_query, call.longest_key)
+        out, lse, seed, unused, _ = torch.ops.aten._flash_attention_forward(
+            q, k, v, *lengths, 0.0, call.causal, False, scale=scaling, **_window(call)
+        )
+        return out, lse, (seed, unused)
+
+    def backward(
+        self,
+        gradient: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        call: RowsCall,
+        scaling: float,
+        softcap: float | None,
+        state: tuple[Tensor, ...],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `RowsKernel.backward`."""
+        lengths = (call.query_ends, call.key_ends, call.longest_query, call.longest_key)
+        gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
+            gradient, q, k, v, out, lse, *lengths, 0.0, call.causal, *state, scale=scaling, **_window(call)
+        )
+        return gradients
+
+
+def _window(call: RowsCall) -> dict[str, int]:
+    """Keys before and behind that of a query which it sees; -1 for all."""
+    if call.window is None:
+        return {}
+    return {"window_size_left": call.window - 1, "window_size_right": 0}
