@@ -23,15 +23,16 @@ KERNELS: dict[str, Callable[[], AttentionKernel]] = {
     "flex": FlexKernel,
     "sdpa": SdpaKernel,
 }
+PLANNED = ("flash", "flex")
 TESTED = (PackedSegment(2, 3), PackedSegment(1, 5), PackedSegment(2, 4, prefix=1), PackedSegment(1, 9, prefix=1))
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 5e-3}  # of the largest number
 
 
-class PlannedFlash(VarlenKernel):
-    """Allocates what flash-attn allocates, without the package, for `mode=plan` alone."""
+class PlannedKernel(VarlenKernel):
+    """Allocates what flash-attn and flex attention allocate, for `mode=plan` on a machine that cannot run them."""
 
     def refuses(self, needs: AttentionNeeds) -> str | None:
-        """See `AttentionKernel.refuses`; flash-attn has soft caps."""
+        """See `AttentionKernel.refuses`; both kernels have soft caps."""
         return RowsKernel.refuses(self, needs)
 
     def attend(
@@ -44,8 +45,7 @@ class PlannedFlash(VarlenKernel):
 def choose_kernel(strategy: Strategy, needs: AttentionNeeds, key: str) -> AttentionKernel:
     """The first kernel that `strategy.attention` allows and that computes what the layers of a model need.
 
-    In `mode=plan` the device of the run may be absent; torch's kernel then stands for that of flash-attn, which
-    allocates the same tensors.
+    In `mode=plan` the device of the run may be absent; a `PlannedKernel` then stands for those that need it.
 
     Args:
         needs: of the model with this yaml key.
@@ -56,7 +56,7 @@ def choose_kernel(strategy: Strategy, needs: AttentionNeeds, key: str) -> Attent
     absent = strategy.device_type != strategy.world.device.type
     reasons: list[str] = []
     for name in kernels_to_try(strategy.attention, strategy.device_type, strategy.dtype):
-        kernel = PlannedFlash() if absent and name == "flash" else KERNELS[name]()
+        kernel = PlannedKernel() if absent and name in PLANNED else KERNELS[name]()
         reason = kernel.refuses(needs)
         if reason is None and not absent and name != "sdpa":
             error = largest_error(kernel, needs, strategy.world.device, strategy.dtype)

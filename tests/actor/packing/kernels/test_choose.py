@@ -7,7 +7,7 @@ import torch
 
 from rft.actor.packing.kernels import choose
 from rft.actor.packing.kernels.base import AttentionNeeds
-from rft.actor.packing.kernels.choose import KERNELS, PlannedFlash, choose_kernel, largest_error
+from rft.actor.packing.kernels.choose import KERNELS, PlannedKernel, choose_kernel, largest_error
 from rft.actor.packing.kernels.flash import FlashKernel
 from rft.actor.packing.kernels.sdpa import SdpaKernel
 from rft.actor.packing.kernels.varlen import VarlenKernel
@@ -44,7 +44,7 @@ def test_a_kernel_of_a_gpu_is_refused_on_a_cpu(name, reason):
 
 def test_a_plan_for_gpus_has_the_tensors_of_torchs_kernel():
     half = torch.bfloat16
-    for name in ("auto", "flash", "varlen"):
+    for name in ("auto", "flash", "varlen", "flex"):
         assert isinstance(choose_kernel(strategy(name, "cuda", half), NEEDS, "actor"), VarlenKernel)
     assert type(choose_kernel(strategy("auto", "cuda"), NEEDS, "actor")) is SdpaKernel, "float32"
     with pytest.raises(ValueError, match=r"^strategy\.attention=varlen: its kernels compute in bfloat16 and float16"):
@@ -53,7 +53,7 @@ def test_a_plan_for_gpus_has_the_tensors_of_torchs_kernel():
 
 def test_what_a_kernel_cannot_compute_is_named():
     capped = AttentionNeeds(softcap=True, sinks=False, windows=True, width=16, heads=4, key_heads=2)
-    assert type(choose_kernel(strategy("flash", "cuda", torch.bfloat16), capped, "actor")) is PlannedFlash
+    assert type(choose_kernel(strategy("flash", "cuda", torch.bfloat16), capped, "actor")) is PlannedKernel
     with pytest.raises(ValueError, match=r"^strategy\.attention=varlen, which the critic cannot use \(varlen cannot"):
         choose_kernel(strategy("varlen", "cuda", torch.bfloat16), capped, "critic")
 
