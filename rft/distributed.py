@@ -134,6 +134,11 @@ class SingleProcess(World):
 SINGLE_PROCESS = SingleProcess()
 
 
+def device_kind(device: str) -> str:
+    """The kind of device, `cuda` or `cpu`, that `auto`, `cpu` or `cuda` names on this machine."""
+    return "cuda" if device == "cuda" or (device == "auto" and torch.cuda.is_available()) else "cpu"
+
+
 def start(device: str) -> World:
     """Joins the processes of torchrun, or starts a group of one. A second call keeps the process group.
 
@@ -147,7 +152,7 @@ def start(device: str) -> World:
         raise ValueError(
             "strategy.device=cuda, but this torch sees no CUDA device; set strategy.device=cpu or install a CUDA build"
         )
-    kind = "cuda" if device == "cuda" or (device == "auto" and torch.cuda.is_available()) else "cpu"
+    kind = device_kind(device)
     if kind == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if not dist.is_initialized():

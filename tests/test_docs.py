@@ -87,8 +87,9 @@ def desk(tmp_path, monkeypatch, plugins_forgotten):
     monkeypatch.setenv("RFT_GSM8K_DIR", str(tmp_path))
     for logger in (MLflow, SwanLab, Trackio, Wandb):  # their packages are extras
         monkeypatch.setattr(logger, "check", lambda self: None)
-    find, extras = importlib.util.find_spec, ("reasoning_gym", "verifiers")
+    find, extras = importlib.util.find_spec, ("liger_kernel", "reasoning_gym", "verifiers")
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *given: name in extras or find(name, *given))
+    monkeypatch.setattr("rft.strategy.fsdp2.device_kind", lambda device: "cuda")  # Liger's command is for a GPU
     return tmp_path
 
 

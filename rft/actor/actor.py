@@ -48,6 +48,7 @@ class Actor(TrainableModel):
         micro_batch_tokens: cap on the tokens of one forward, padding included.
         packing: true packs the rows of a forward behind one another; false pads them to the longest.
         share_prefix: rows of a group compute the tokens that they begin with once.
+        liger: Liger's fused kernels compute norms, rotations and gated layers; needs a GPU.
         frozen: patterns over the names of the model's state dict; the parameters that they match do not train.
         ema: null, or the decay of an average of the weights, which is exported beside them.
         lora: null, or the adapters that train in place of the model's own weights.
@@ -74,6 +75,7 @@ class Actor(TrainableModel):
         micro_batch_tokens: PositiveInt,
         packing: bool,
         share_prefix: bool,
+        liger: bool,
         frozen: list[str],
         ema: OpenFraction | None,
         lora: Lora | None,
@@ -96,6 +98,7 @@ class Actor(TrainableModel):
             model_config=model_config,
             head=head,
             packing=packing,
+            liger=liger,
             frozen=frozen,
             lora=lora,
             trains=optimizer is not None,

@@ -5,6 +5,7 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING
 
+from rft.actor.forward.liger import check_package
 from rft.algorithm.roles import POLICY, ROLES
 from rft.registry import did_you_mean
 
@@ -22,6 +23,8 @@ def check_options(options: Mapping[str, Any], key: str) -> Iterator[str]:
     yield from check_training(options, key)
     if options["share_prefix"] and not options["packing"]:
         yield f"{key}.share_prefix=true: padded rows cannot share tokens; set its packing=true as well"
+    if options["liger"]:
+        check_package(key)
 
 
 def check_architecture(model_config: Mapping[str, Any] | None, key: str) -> Iterator[str]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.base import ModelContext
+from rft.actor.forward.liger import use_liger
 from rft.actor.heads import LanguageNetwork, ScoreNetwork, StepNetwork, ValueNetwork, check_scorer
 from rft.actor.init import CLASSIFIERS, blocks, load_with_head, meta_model, read_config, read_weights
 from rft.actor.loading.drawing import Drawing
@@ -51,6 +52,7 @@ def build_model(
     model_config: dict[str, Any] | None,
     head: Head,
     packing: bool,
+    liger: bool,
     frozen: list[str],
     lora: Lora | None,
     trains: bool,
@@ -94,6 +96,8 @@ def build_model(
         for parameter in network.parameters():
             if not parameter.requires_grad:  # no update needs more precision than the forward
                 parameter.data = parameter.data.to(strategy.dtype)
+    if liger:
+        use_liger(network.model, key, device)
     network.eval()  # no dropout: old and current log-probabilities are of one function
     strategy.parallelize(network.model.base_model, key)
     strategy.shard(network, model_blocks)

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from rft.actor.forward.liger import check_liger
 from rft.actor.init import meta_model
 from rft.actor.lora.adapters import NAME
 from rft.registry import did_you_mean
@@ -41,17 +42,19 @@ def lr_factors(
 def check_parts(
     config: PretrainedConfig, options: Mapping[str, Any], factors: Mapping[str, Mapping[str, float]], key: str
 ) -> None:
-    """Looks for the parameters that the patterns name in a model without weights.
+    """Looks for the parameters that the patterns name in a model without weights, and asks whether Liger knows it.
 
     Args:
-        options: of the actor: `head`, `frozen` and `lora` are read.
+        options: of the actor: `head`, `frozen`, `lora` and `liger` are read.
         factors: `lr_factors` of its optimizers, by their keys.
         key: of the actor.
 
     Raises:
         ValueError: a pattern matches no parameter (one of `lr_factors` no parameter that trains), or all of a
-            language model's are frozen.
+            language model's are frozen; or Liger has no kernels for the model.
     """
+    if options["liger"]:
+        check_liger(config, key)
     model, frozen, lora = meta_model(config), options["frozen"], options["lora"]
     part = model if options["head"] == "lm" else model.base_model
     names = _trained(model, part)

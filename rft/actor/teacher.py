@@ -33,6 +33,7 @@ class Teacher(Actor):
         micro_batch_tokens: PositiveInt,
         packing: bool,
         share_prefix: bool,
+        liger: bool,
         frozen: list[str],
         ema: None,
         lora: None,
@@ -40,7 +41,7 @@ class Teacher(Actor):
         trust_remote_code: bool,
         top_k: Annotated[PositiveInt, ReadWith("column teacher_top_ids")],
     ) -> None:
-        rows = (micro_batch_tokens, packing, share_prefix)
+        rows = (micro_batch_tokens, packing, share_prefix, liger)
         super().__init__(context, path, model_config, head, *rows, frozen, ema, lora, optimizer, trust_remote_code)
         vocabulary = self._plain.config.get_text_config().vocab_size
         known = len(self.tokenizer) or vocabulary  # mode=plan may run without a tokenizer

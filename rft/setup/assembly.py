@@ -202,7 +202,7 @@ class Job(Components):
                 self.read_loadable_config(model, tokenizer)
 
     def check_model_parts(self, model: Target, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Checks that the patterns of `frozen` and `lr_factors` name parameters of the model.
+        """Checks that `frozen` and `lr_factors` name parameters of the model, and that Liger knows it.
 
         Raises:
             ValueError: names the key and the cure.
@@ -213,7 +213,7 @@ class Job(Components):
         if model is self.actor and self.run.warmup is not None:
             optimizers["warmup.optimizer"] = self.run.warmup.optimizer
         factors = {key: each.lr_factors for key, each in optimizers.items() if each is not None and each.lr_factors}
-        if options["frozen"] or factors:
+        if options["frozen"] or factors or (options["liger"] and (options["path"] or options["model_config"])):
             check_parts(self.read_model_config(model, tokenizer), options, factors, model.key)
 
     def fit_rows(self, loaded: Datasets, model_config: PretrainedConfig) -> None:

@@ -318,9 +318,8 @@ def model_facts(
         lora, partly_frozen = options["lora"], bool(options["lora"] or options["frozen"])
         quantized = lora is not None and lora.quantize is not None
         own_rows = head in CLASSIFIERS
-        facts[key] = ModelFacts(
-            head, own_rows, lora is not None, optimizers, hooked, partly_frozen, quantized, processor is not None
-        )
+        parts = (lora is not None, optimizers, hooked, partly_frozen, quantized)
+        facts[key] = ModelFacts(head, own_rows, *parts, processor is not None, options["liger"])
     return facts
 
 

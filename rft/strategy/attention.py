@@ -5,6 +5,8 @@ from typing import Literal
 
 import torch
 
+from rft.distributed import device_kind
+
 Attention = Literal["auto", "flash", "varlen", "flex", "sdpa"]
 FLASH_PACKAGES = ("flash_attn_interface", "flash_attn")  # FlashAttention 3, then 2
 ORDER: tuple[Attention, ...] = ("flash", "varlen", "sdpa")  # in which strategy.attention=auto tries them
@@ -30,9 +32,7 @@ def obstacle(name: str, device: str, dtype: torch.dtype) -> str | None:
     """
     if name not in NEEDS_CUDA:
         return None
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device != "cuda":
+    if device_kind(device) != "cuda":
         return NEEDS_CUDA[name]
     if name != "flex" and dtype == torch.float32:
         return "its kernels compute in bfloat16 and float16 only"

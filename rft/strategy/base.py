@@ -37,6 +37,7 @@ class ModelFacts:
         partly_frozen: some of its weights do not train: it has adapters or frozen parameters.
         quantized: its frozen weights are packed.
         media: it takes media.
+        liger: Liger's kernels compute parts of it, which need a GPU.
     """
 
     head: str
@@ -47,6 +48,7 @@ class ModelFacts:
     partly_frozen: bool = False
     quantized: bool = False
     media: bool = False
+    liger: bool = False
 
 
 @dataclass

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.profiler import record_function
 from transformers import PretrainedConfig, PreTrainedModel
 
-from rft.distributed import World
+from rft.distributed import World, device_kind
 from rft.errors import Checks
 from rft.ranges import PositiveFloat, PositiveInt
 from rft.strategy.attention import Attention, check_attention
@@ -200,6 +200,12 @@ class FSDP2(Strategy):
         check.messages += split_errors({name: options[name] for name in SPLITS}, models)
         check.messages += param_offload_errors(options["param_offload"], models)
         check.attempt(check_attention, options["attention"], options["device"], DTYPES[options["dtype"]])
+        fused = [key for key, facts in models.items() if facts.liger]  # other models inherit the actor's
+        if fused and device_kind(options["device"]) == "cpu":
+            check.messages.append(
+                f"{fused[0]}.liger=true: Liger's kernels are written in Triton and need a GPU, and with "
+                f"strategy.device={options['device']} this machine computes on its CPU; set {fused[0]}.liger=false"
+            )
         for key, facts in models.items():
             if options["peak_tflops"] is not None and facts.partly_frozen:
                 check.messages.append(

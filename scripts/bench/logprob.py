@@ -1,7 +1,9 @@
-"""Section `logprob`: log-probabilities from hidden states, forward and backward: rft, plain PyTorch, and TRL."""
+"""Section `logprob`: log-probabilities from hidden states, forward and backward: rft, plain PyTorch, TRL, and Liger."""
 
 import argparse
+import importlib.util
 import json
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="(default: float32)")
     parser.add_argument("--entropy", action="store_true", help="the loss takes the entropy too")
     parser.add_argument("--repeats", type=int, default=1, help="measured runs, the best counts (default: 1)")
-    parser.add_argument("--rft-only", action="store_true", help="leaves TRL out")
+    parser.add_argument("--rft-only", action="store_true", help="leaves TRL and Liger out")
     parser.add_argument("--out", type=Path, default=Path("outputs/benchmarks/logprob.json"), help="for the numbers")
     parser.set_defaults(run=run)
 
@@ -42,17 +44,19 @@ def run(arguments: argparse.Namespace) -> None:
     check_positive(arguments, *names)
     options = {name: vars(arguments)[name] for name in (*names, "dtype", "entropy")}
     check_memory(arguments.tokens, arguments.vocab, arguments.entropy)
-    ways = ["rft", "plain"]
+    ways = ["rft", *(["rft_compiled"] if can_compile(console) else []), "plain"]
     if has_trl(console, arguments.rft_only):
         ways += ["trl_fused", "trl_whole"]
-    console.print("Liger is left out: its kernels need a GPU, and this section measures the processor")
+    if has_liger(console, arguments.rft_only):
+        ways.append("liger")
     with tempfile.TemporaryDirectory(prefix="rft-benchmark-") as name:
         folder = Path(name)
         for way in ways:
             call(["-m", "bench.logprob_side", way, str(folder), json.dumps(options)])
         sides = {way: json.loads((folder / f"{way}.json").read_text()) for way in ways}
         gradients = {way: torch.load(folder / f"{way}.pt", weights_only=True) for way in ways}
-    versions = machine(*(("trl",) if "trl_fused" in sides else ()))
+    packages = {"trl_fused": "trl", "liger": "liger-kernel"}
+    versions = machine(*(package for way, package in packages.items() if way in sides))
     plain, exact = summary(sides["plain"]), gradients["plain"]
     numbers: dict[str, Any] = {"workload": options, "machine": versions, "sides": {}}
     for way, side in sides.items():
@@ -61,6 +65,26 @@ def run(arguments: argparse.Namespace) -> None:
         difference = max(off(gradients[way][leaf], exact[leaf]) for leaf in exact)
         numbers["sides"][way] = found | {"ratio": ratio, "gradient_difference": difference}
     show(console, arguments.out, numbers, table(numbers))
+
+
+def can_compile(console: Console) -> bool:
+    """True if torch.compile finds a compiler for the processor; prints a message if not."""
+    if shutil.which("c++") is None and shutil.which("g++") is None:
+        console.print("rft compiled is left out: torch.compile needs a C++ compiler, and this machine has none")
+        return False
+    return True
+
+
+def has_liger(console: Console, left_out: bool) -> bool:
+    """True if Liger is installed and wanted; prints what is measured of it."""
+    if left_out:
+        console.print("Liger is left out")
+    elif importlib.util.find_spec("liger_kernel") is None or importlib.util.find_spec("triton") is None:
+        console.print('Liger is left out: pip install -c constraints.txt -e ".[liger]" for its fallback', markup=False)
+    else:
+        console.print("Liger's kernels need a GPU: on the processor its fallback in PyTorch runs")
+        return True
+    return False
 
 
 def check_memory(tokens: int, vocabulary: int, entropy: bool) -> None:
@@ -78,6 +102,7 @@ def check_memory(tokens: int, vocabulary: int, entropy: bool) -> None:
 def summary(side: dict[str, Any]) -> dict[str, float]:
     """The best times, and the peak memory in bytes, without and with inputs and gradients, which every way needs."""
     return {
+        "first": side["first"],
         "seconds": min(side["seconds"]),
         "cpu": min(side["cpu"]),
         "above": side["grown"] - side["gradients"],
@@ -96,15 +121,31 @@ def table(numbers: dict[str, Any]) -> Table:
     shape = f"{workload['tokens']} tokens x {workload['vocab']} x {workload['hidden']}, {workload['dtype']}"
     shown = Table(title=f"log-probabilities{' and entropy' * workload['entropy']}, forward and backward, {shape}")
     shown.add_column("")
-    for title in ("seconds", "of the processor", "peak (GiB)", "with inputs and gradients", "gradient off"):
+    for title in (
+        "first call",
+        "seconds",
+        "of the processor",
+        "peak (GiB)",
+        "with inputs and gradients",
+        "gradient off",
+    ):
         shown.add_column(title, justify="right")
-    titles = {"rft": "rft", "plain": "plain", "trl_fused": "TRL, fused head", "trl_whole": "TRL, whole logits"}
+    titles = {
+        "rft": "rft",
+        "rft_compiled": "rft, torch.compile",
+        "plain": "plain",
+        "trl_fused": "TRL, fused head",
+        "trl_whole": "TRL, whole logits",
+        "liger": "Liger, fallback",
+    }
     for way, side in numbers["sides"].items():
-        cells = [f"{side[what]:.2f} ({side['ratio'][what]:.2f})" for what in ("seconds", "cpu")]
+        cells = [f"{side['first']:.2f}"]
+        cells += [f"{side[what]:.2f} ({side['ratio'][what]:.2f})" for what in ("seconds", "cpu")]
         cells += [f"{side[what] / 2**30:.2f} ({side['ratio'][what]:.1%})" for what in ("above", "total")]
         shown.add_row(titles[way], *cells, f"{side['gradient_difference']:.0e}")
     shown.caption = (
-        "in brackets: of plain; the peak is what inputs and their gradients do not take, then with them; the last "
+        "in brackets: of plain; the first call is of 64 tokens, or compiles for all of them; "
+        "the peak is what inputs and their gradients do not take, then with them; the last "
         "column is the largest difference to plain's gradients over their largest entry"
     )
     return shown

@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,20 @@ def rft(hidden: Tensor, weight: Tensor, targets: Tensor, entropy: bool) -> Outpu
     from rft.actor.logprobs import token_logprobs
 
     return token_logprobs(hidden, weight, None, targets, 1.0, entropy)[:2]
+
+
+@cache
+def compiled() -> Callable[..., Any]:
+    """The function that the actor calls, with its pass over the vocabulary compiled; each shape has its own graph."""
+    from rft.actor.logprobs import token_logprobs
+
+    return torch.compile(token_logprobs, dynamic=False)
+
+
+def rft_compiled(hidden: Tensor, weight: Tensor, targets: Tensor, entropy: bool) -> Outputs:
+    """`rft` by torch.compile, forward and backward."""
+    found = compiled()(hidden, weight, None, targets, 1.0, entropy)
+    return found[0], found[1]
 
 
 def plain(hidden: Tensor, weight: Tensor, targets: Tensor, entropy: bool) -> Outputs:
@@ -53,7 +68,22 @@ def trl_whole(hidden: Tensor, weight: Tensor, targets: Tensor, entropy: bool) ->
     return logprobs, entropy_from_logits(logits).flatten() if entropy else None
 
 
-WAYS: dict[str, Way] = {"rft": rft, "plain": plain, "trl_fused": trl_fused, "trl_whole": trl_whole}
+def liger(hidden: Tensor, weight: Tensor, targets: Tensor, entropy: bool) -> Outputs:
+    """Liger's fused linear for losses on policies: kernels on some GPUs, else chunks of tokens in PyTorch."""
+    from liger_kernel.ops.fused_linear_scaled_cross_entropy import LigerFusedLinearScaledCrossEntropyFunction
+
+    found = LigerFusedLinearScaledCrossEntropyFunction.apply(hidden, weight, targets, return_entropy=entropy)
+    return (-found[0], found[1]) if entropy else (-found, None)
+
+
+WAYS: dict[str, Way] = {
+    "rft": rft,
+    "rft_compiled": rft_compiled,
+    "plain": plain,
+    "trl_fused": trl_fused,
+    "trl_whole": trl_whole,
+    "liger": liger,
+}
 
 
 def main(way: str, folder: Path, options: dict[str, Any]) -> None:
@@ -72,7 +102,9 @@ def main(way: str, folder: Path, options: dict[str, Any]) -> None:
         loss = (weights[:tokens] * logprobs).sum()
         return torch.autograd.grad(loss if entropy is None else loss + entropy.sum(), leaves)
 
-    work(min(tokens, WARMUP))
+    started = time.perf_counter()
+    work(tokens if way == "rft_compiled" else min(tokens, WARMUP))
+    first = time.perf_counter() - started
     seconds, cpu, grown = [], [], []
     for _ in range(options["repeats"]):
         before = forget_peak()
@@ -85,6 +117,7 @@ def main(way: str, folder: Path, options: dict[str, Any]) -> None:
         torch.save({"hidden": gradients[0].float(), "weight": projected}, folder / f"{way}.pt")
         del gradients, projected
     found = {
+        "first": first,
         "seconds": seconds,
         "cpu": cpu,
         "grown": max(grown),

@@ -32,6 +32,7 @@ OPTIONS: dict[str, Any] = {
     "micro_batch_tokens": 1,
     "packing": False,
     "share_prefix": False,
+    "liger": False,
     "frozen": [],
     "ema": None,
     "lora": None,

@@ -58,12 +58,12 @@ def test_a_tied_weight_goes_by_either_name():
 )
 def test_what_is_refused(patterns, head, said):
     with pytest.raises(ValueError) as caught:
-        check_parts(shape(), {"head": head, "frozen": patterns, "lora": None}, {}, "actor")
+        check_parts(shape(), {"head": head, "frozen": patterns, "lora": None, "liger": False}, {}, "actor")
     assert re.fullmatch(said, str(caught.value)), caught.value
 
 
 def test_a_value_head_alone_may_train():
-    check_parts(shape(), {"head": "value", "frozen": ["model.*"], "lora": None}, {}, "critic")
+    check_parts(shape(), {"head": "value", "frozen": ["model.*"], "lora": None, "liger": False}, {}, "critic")
 
 
 PATTERNS = ["model.layers.0.*", "model.norm.weight", "*.q_proj.weight"]  # 11, 1 and 1 parameters
@@ -130,7 +130,7 @@ def test_a_part_moves_by_its_own_learning_rate():
 
 
 def test_factors_of_adapters():
-    both = {"head": "lm", "frozen": [], "lora": Lora(**lora_options())}
+    both = {"head": "lm", "frozen": [], "lora": Lora(**lora_options()), "liger": False}
     check_parts(shape(), both, {"actor.optimizer": {"*lora_B*": 16.0}}, "actor")  # LoRA+ (2402.12354)
     with pytest.raises(ValueError, match=r"^actor\.optimizer\.lr_factors='\*norm\*': matches none of the 28 "):
         check_parts(shape(), both, {"actor.optimizer": {"*norm*": 2.0}}, "actor")

@@ -24,7 +24,8 @@ VOCABULARY = 19
 
 
 def make_teacher(world, top_k, rows=PACKED, cap=30):
-    given = {"model_config": MODEL | {"hidden_size": 24}, "micro_batch_tokens": cap, "share_prefix": False} | rows
+    given = {"model_config": MODEL | {"hidden_size": 24}, "micro_batch_tokens": cap}
+    given |= {"share_prefix": False, "liger": False} | rows
     options = yaml_options("teacher/teacher.yaml", path=None, trust_remote_code=False, top_k=top_k, **given)
     context = ModelContext("teacher", world, make_strategy(world), characters(alphabet=ALPHABET), 7)
     return Teacher(context, **options)

@@ -4,6 +4,7 @@ import argparse
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +18,18 @@ sys.path.insert(0, str(SCRIPTS))
 from bench import logprob, logprob_side  # noqa: E402
 
 HAS_TRL = importlib.util.find_spec("trl") is not None
+HAS_LIGER = importlib.util.find_spec("liger_kernel") is not None
 TRL = pytest.mark.skipif(not HAS_TRL, reason="trl is not installed (extra bench)")
-WAYS = [pytest.param(way, marks=TRL if way.startswith("trl") else ()) for way in logprob_side.WAYS]
+MARKS = {
+    "rft_compiled": [
+        pytest.mark.slow,  # compiles for 20 seconds
+        pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler"),
+    ],
+    "trl_fused": TRL,
+    "trl_whole": TRL,
+    "liger": pytest.mark.skipif(not HAS_LIGER, reason="liger_kernel is not installed (extra liger)"),
+}
+WAYS = [pytest.param(way, marks=MARKS.get(way, ())) for way in logprob_side.WAYS]
 
 
 @pytest.mark.parametrize("entropy", [False, True])
@@ -41,8 +52,9 @@ def test_the_peak_is_that_of_the_run_and_not_of_what_was_before():
 
 
 def test_bytes_are_counted_with_and_without_what_every_way_needs():
-    found = logprob.summary({"seconds": [3.0, 2.0], "cpu": [4.0, 5.0], "grown": 100, "inputs": 30, "gradients": 20})
-    assert found == {"seconds": 2.0, "cpu": 4.0, "above": 80, "total": 130}
+    side = {"first": 9.0, "seconds": [3.0, 2.0], "cpu": [4.0, 5.0], "grown": 100, "inputs": 30, "gradients": 20}
+    found = logprob.summary(side)
+    assert found == {"first": 9.0, "seconds": 2.0, "cpu": 4.0, "above": 80, "total": 130}
 
 
 def call(out, *options):
@@ -63,6 +75,7 @@ def test_a_small_run(tmp_path):
     assert ours["above"] < 0.2 * plain["above"]
     assert ours["ratio"]["total"] == ours["total"] / plain["total"] > ours["ratio"]["above"]
     assert ours["gradient_difference"] < 1e-5
+    assert set(numbers["sides"]) - {"rft_compiled"} == {"rft", "plain"}
     assert "Liger is left out" in said and "TRL is left out" in said
 
 
@@ -71,7 +84,7 @@ def test_a_small_run(tmp_path):
 def test_a_small_run_beside_trl(tmp_path):
     size = ("--tokens", "64", "--vocab", "500", "--hidden", "8", "--entropy", "--dtype", "bfloat16")
     _, numbers = call(tmp_path / "logprob.json", *size)
-    assert list(numbers["sides"]) == ["rft", "plain", "trl_fused", "trl_whole"]
+    assert set(numbers["sides"]) - {"rft_compiled", "liger"} == {"rft", "plain", "trl_fused", "trl_whole"}
     assert all(side["gradient_difference"] < 0.05 for side in numbers["sides"].values())
 
 

@@ -38,7 +38,7 @@ def check_columns(addresses, folder, tokenizer):
     ServedTeacher.check_here(world, there, tokenizer, lambda: 100)
     context = ModelContext("teacher", world, make_strategy(world), tokenizer, 0)
     served = ServedTeacher(context, **there)
-    rows = {"packing": True, "share_prefix": False, "micro_batch_tokens": 512}
+    rows = {"packing": True, "share_prefix": False, "liger": False, "micro_batch_tokens": 512}
     here = yaml_options(
         "teacher/teacher.yaml", path=str(folder), model_config=None, trust_remote_code=False, top_k=TOP, **rows
     )
