@@ -93,7 +93,7 @@ def largest_error(kernel: AttentionKernel, needs: AttentionNeeds, device: torch.
     for window in (None, 4) if needs.windows else (None,):
         found = _results(kernel, inputs, window, needs.softcap)
         expected = _results(SdpaKernel(), [tensor.float() for tensor in inputs], window, needs.softcap)
-        errors += [(mine - own).abs().max() / own.abs().max() for mine, own in zip(found, expected, strict=True)]
+        errors += [(one - other).abs().max() / other.abs().max() for one, other in zip(found, expected, strict=True)]
     return float(torch.stack(errors).max())
 
 
