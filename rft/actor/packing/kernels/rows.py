@@ -1,9 +1,10 @@
 """Attention by functions over rows of any length (FlashAttention, 2307.08691), with shared prefixes and sinks.
 
 Such a function takes queries (n, heads, width) of rows behind one another, keys and values (m, heads, width), and the
-cumulative lengths of both. A row behind a shared prefix attends to itself in one call and to the prefix in another; the results are merged
-by their log-sum-exp. The backward pass of a call needs only the merged result and the merged log-sum-exp, from which it
-computes its part of the gradient (as in ring attention, 2310.01889). A sink is one more key in the merge.
+cumulative lengths of both. A row behind a shared prefix attends to itself in one call and to the prefix in another; the
+results are merged by their log-sum-exp. The backward pass of a call needs only the merged result and the merged
+log-sum-exp, from which it computes its part of the gradient (as in ring attention, 2310.01889). A sink is one more key
+in the merge.
 """
 
 from abc import abstractmethod
