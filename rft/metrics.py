@@ -98,9 +98,7 @@ class Metrics:
         Args:
             gather: `World.gather`: the argument of every rank, on every rank.
         """
-        local_sums = [
-            {name: tuple(map(float, part)) for name, part in sums.items()} for sums in (self._pairs, self._weights)
-        ]
+        local_sums = _as_floats([self._pairs, self._weights])
         pairs: dict[str, tuple[float, ...]] = {}
         weights: dict[str, tuple[float, ...]] = {}
         largest: dict[str, float] = {}
@@ -126,6 +124,20 @@ class Metrics:
 def _add(sums: dict[str, tuple[Any, ...]], name: str, part: tuple[Any, ...]) -> None:
     """Adds numbers to the entry of a name."""
     sums[name] = tuple(before + number for before, number in zip(sums.get(name, (0.0,) * len(part)), part, strict=True))
+
+
+def _as_floats(tables: list[dict[str, tuple[float | Tensor, ...]]]) -> list[dict[str, tuple[float, ...]]]:
+    """The tables with numbers in the place of tensors, which are copied from each device all at once."""
+    tensors: dict[torch.device, list[Tensor]] = {}
+    for number in (number for table in tables for part in table.values() for number in part):
+        if isinstance(number, Tensor):
+            tensors.setdefault(number.device, []).append(number.detach().double())
+    copied = {device: iter(torch.stack(numbers).tolist()) for device, numbers in tensors.items()}
+
+    def value(number: float | Tensor) -> float:
+        return float(next(copied[number.device])) if isinstance(number, Tensor) else float(number)
+
+    return [{name: tuple(map(value, part)) for name, part in table.items()} for table in tables]
 
 
 def _copied(table: Any) -> Any:

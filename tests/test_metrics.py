@@ -115,3 +115,24 @@ def test_gradients_are_let_go():
     metrics.mean("mean", leaf * 2)
     metrics.deviation("std", leaf * 2)
     assert reduced([metrics]) == {"mean": 2.0, "std": 0.0}
+
+
+def test_the_numbers_of_a_step_leave_the_device_in_one_copy(monkeypatch):
+    """Each copy of a single number would wait for a GPU."""
+    copies = []
+    tolist = torch.Tensor.tolist
+
+    def counted(tensor):
+        copies.append(len(tensor))
+        return tolist(tensor)
+
+    metrics = Metrics()
+    for number in range(3):
+        metrics.add("a", torch.tensor(number + 0.1, dtype=torch.float32), torch.tensor(2))
+        metrics.add("b", 1.0, 3)
+    metrics.effective_share("c", torch.tensor([1.0, 3.0]), torch.tensor([True, True]))
+    monkeypatch.setattr(torch.Tensor, "tolist", counted)
+    monkeypatch.setattr(torch.Tensor, "__float__", None)
+    monkeypatch.setattr(torch.Tensor, "item", None)
+    found = metrics.reduce(lambda own: [own])
+    assert found == {"a": pytest.approx(3.3 / 6, rel=1e-6), "b": pytest.approx(1 / 3), "c": 0.8} and copies == [5]
