@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.base import Columns, ModelContext, NonFiniteError, TrainableModel
 from rft.actor.forward.media_inputs import MediaInputs
-from rft.actor.heads import LanguageNetwork, ValueNetwork
+from rft.actor.heads import LanguageNetwork, ScoreNetwork, ValueNetwork
 from rft.actor.init import read_config
 from rft.actor.loading.backbone_names import inner_prefix, outer_prefix
 from rft.actor.loading.export import exported
@@ -299,6 +299,8 @@ class Actor(TrainableModel):
         batch, network = micro.batch, self.network
         options: dict[str, Any] = {"candidates": candidates(batch)} if isinstance(network, LanguageNetwork) else {}
         options |= self._forward_options
+        if not isinstance(network, ScoreNetwork):
+            options["chosen"] = micro.chosen
         if (facts := self.context.media) is not None:
             with_probe = micro.media_differ and not facts.all_kinds(micro.media)  # others compute it, with all towers
             options["media"] = MediaInputs(micro.media, facts, with_probe)

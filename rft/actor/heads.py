@@ -22,7 +22,7 @@ from rft.actor.logprobs import LogitShape, token_logprobs, top_logprobs
 from rft.actor.moe import ROUTER_BALANCE, record_router_logits
 from rft.actor.packing.layout import PackedLayout, SequenceShard
 from rft.actor.packing.sequence_shard import shard_queries
-from rft.batch.columns import over
+from rft.batch.columns import chosen_places, over
 
 SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")  # names in configs
 CAPS = ("final_logit_softcapping", "logits_soft_cap")
@@ -62,7 +62,7 @@ class LogitQueries:
 def gather_queries(
     backbone: nn.Module,
     tokens: TensorDict,
-    where: Tensor,
+    chosen: Tensor,
     layout: PackedLayout | None,
     candidates: Tensor | None = None,
     media: MediaInputs | None = None,
@@ -71,15 +71,15 @@ def gather_queries(
 
     Args:
         tokens: columns (B, T) that the model takes.
-        where: (B, T - 1) bool mask of the chosen tokens, without the first token of each row.
+        chosen: (Q,) their places; see `chosen_places`.
         layout: how the rows are packed; None leaves them padded.
         candidates: (B, T, K) other tokens whose log-probabilities are computed at each position.
         media: of the rows.
     """
     states, place = run_backbone(backbone, tokens, layout, media)
     if layout is None or layout.shard is None:
-        places = place[:, :-1][where]
-        return LogitQueries(states[places], shard_queries(tokens, where, candidates), places, None)
+        places = place[:, :-1].flatten()[chosen]
+        return LogitQueries(states[places], shard_queries(tokens, chosen, candidates), places, None)
     places = layout.shard.queries
     return LogitQueries(states[places], layout.shard.targets, places, layout.shard)
 
@@ -115,18 +115,21 @@ class LanguageNetwork(nn.Module):
         temperature: float,
         layout: PackedLayout | None = None,
         media: MediaInputs | None = None,
+        chosen: Tensor | None = None,
         candidates: Tensor | None = None,
         top: tuple[int, int] = (0, 0),
     ) -> dict[str, Tensor]:
         """Computes the columns named in `outputs`, (B, T) each, zero outside `select` (B, T) bool.
 
         Args:
+            chosen: `chosen_places` of `select`, if the caller has them.
             candidates: (B, T, K) ids of the tokens of `candidate_logprobs` (B, T, K).
             top: K of `top_ids` and `top_logprobs` (B, T, K), and the size of the vocabulary's beginning to search.
         """
         where = select[:, 1:]
+        chosen = chosen_places(select) if chosen is None else chosen
         with record_router_logits(self.model.base_model, ROUTER_BALANCE in outputs) as recorder:
-            queries = gather_queries(self.model.base_model, tokens, where, layout, candidates, media)
+            queries = gather_queries(self.model.base_model, tokens, chosen, layout, candidates, media)
         head = self.model.get_output_embeddings()
         forbidden = None
         if media is not None:
@@ -175,10 +178,16 @@ class ValueNetwork(nn.Module):
         temperature: float,
         layout: PackedLayout | None = None,
         media: MediaInputs | None = None,
+        chosen: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Computes `values`, (B, T) float32, zero outside `select` (B, T) bool; the temperature has no effect."""
+        """Computes `values`, (B, T) float32, zero outside `select` (B, T) bool; the temperature has no effect.
+
+        Args:
+            chosen: `chosen_places` of `select`, if the caller has them.
+        """
         where = select[:, 1:]
-        queries = gather_queries(self.model, tokens, where, layout, media=media)
+        chosen = chosen_places(select) if chosen is None else chosen
+        queries = gather_queries(self.model, tokens, chosen, layout, media=media)
         dtype = torch.promote_types(queries.states.dtype, torch.float32)
         values = nn.functional.linear(queries.states.to(dtype), self.head.weight.to(dtype), self.head.bias.to(dtype))[
             :, 0
@@ -215,9 +224,9 @@ class ScoreNetwork(nn.Module):
         pad = self.model.config.get_text_config().pad_token_id
         real = tokens["attention_mask"].bool() & (tokens["input_ids"] != pad)
         last = (columns * real).argmax(1)  # (B,)
-        scores = labelled(self.model, states[place.gather(1, last[:, None])[:, 0][rows]])[:, 0]
+        scores = labelled(self.model, states[place.gather(1, last[:, None])[:, 0]])[:, 0]  # (B,)
         where = (columns == (columns * select).argmax(1, keepdim=True)) & rows[:, None]
-        return {"score": scores.new_zeros(select.shape).masked_scatter(where, scores)}
+        return {"score": torch.where(where, scores[:, None], 0.0)}
 
 
 class StepNetwork(nn.Module):
@@ -238,12 +247,18 @@ class StepNetwork(nn.Module):
         temperature: float,
         layout: PackedLayout | None = None,
         media: MediaInputs | None = None,
+        chosen: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Computes `score`, (B, T) float32, zero outside `select` (B, T) bool; the temperature has no effect."""
+        """Computes `score`, (B, T) float32, zero outside `select` (B, T) bool; the temperature has no effect.
+
+        Args:
+            chosen: `chosen_places` of `select`, if the caller has them.
+        """
         assert layout is None or layout.shard is None, "each rank reads the tokens of its own rows"
         states, place = run_backbone(self.model.base_model, tokens, layout, media)
         where = select[:, 1:]
-        bad, good = labelled(self.model, states[place[:, 1:][where]]).unbind(1)
+        chosen = chosen_places(select) if chosen is None else chosen
+        bad, good = labelled(self.model, states[place[:, 1:].flatten()[chosen]]).unbind(1)
         return {"score": aligned(good - bad, where)}
 
 

@@ -137,6 +137,14 @@ def predicted(batch: TensorDict) -> Tensor:
     return keep | batch["observation_mask"] if "observation_mask" in batch.keys() else keep
 
 
+def chosen_places(select: Tensor) -> Tensor:
+    """The places (Q,) of selected tokens (B, T) among the flattened (B, T - 1) from the second one of each row on.
+
+    A host that reads them from a mask on a GPU waits for it.
+    """
+    return select[:, 1:].flatten().nonzero()[:, 0]
+
+
 def lengths(batch: TensorDict) -> Tensor:
     """Real tokens per row, (B,) int64."""
     return batch["tokens", "attention_mask"].sum(-1)

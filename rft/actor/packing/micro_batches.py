@@ -11,7 +11,7 @@ from rft.actor.packing.layout import PackedLayout, pack_layout, shared_prefixes
 from rft.actor.packing.sequence_shard import join
 from rft.batch.balance import karmarkar_karp
 from rft.batch.collate import trim
-from rft.batch.columns import lengths
+from rft.batch.columns import chosen_places, lengths, predicted
 from rft.batch.media import concat_media, has_media, media_entries
 from rft.distributed import World
 from rft.strategy.parallel.context import Context
@@ -28,6 +28,7 @@ class MicroBatch:
         computed: tokens of the forward, padding included.
         last: no other micro-batch of the batch follows.
         media: of the rows that have any, concatenated in the order in which the forward has the rows.
+        chosen: the places of the tokens whose outputs are computed; see `chosen_places`.
         media_differ: the rows of some ranks have media of a kind that those of others do not have.
     """
 
@@ -37,6 +38,7 @@ class MicroBatch:
     computed: int
     last: bool
     media: dict[str, Tensor]
+    chosen: Tensor
     media_differ: bool = False
 
 
@@ -97,11 +99,11 @@ class MicroBatcher:
             cuts += [[]] * (agree(len(cuts)) - len(cuts))
         media_differ = self._media_differ(batch, cuts, world)
         for number, rows in enumerate(cuts, start=1):
-            chosen = torch.tensor(rows, dtype=torch.int64)
-            part = trim(batch[chosen]) if rows else first_token(dummy)
+            numbers = torch.tensor(rows, dtype=torch.int64)
+            part = trim(batch[numbers]) if rows else first_token(dummy)
             layout = None
             if self.packing:
-                layout = pack_layout(part, shared[chosen] if rows else torch.zeros(1, dtype=torch.int64))
+                layout = pack_layout(part, shared[numbers] if rows else torch.zeros(1, dtype=torch.int64))
             computed = part["response_mask"].numel() if layout is None else len(layout.source)
             media = concat_media(_in_forward_order(media_entries(part), layout))
             if context is not None and layout is not None:
@@ -110,7 +112,8 @@ class MicroBatcher:
             media = {name: tensor.to(world.device) for name, tensor in media.items()}
             part = part.exclude("media") if "media" in part.keys() else part
             last, differ = number == len(cuts), media_differ[number - 1]
-            yield MicroBatch(chosen, part.to(world.device), moved, computed, last, media, differ)
+            chosen = chosen_places(predicted(part)).to(world.device)
+            yield MicroBatch(numbers, part.to(world.device), moved, computed, last, media, chosen, differ)
 
     def _media_differ(self, batch: TensorDict, cuts: list[list[int]], world: World) -> list[bool]:
         """Of each micro-batch, whether ranks have media of different kinds. A collective."""

@@ -8,22 +8,22 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.actor.packing.layout import PackedLayout, PackedSegment, SequenceShard
-from rft.batch.columns import candidates, predicted
+from rft.batch.columns import candidates, chosen_places, predicted
 from rft.strategy.parallel.context import Context
 
 
-def shard_queries(tokens: TensorDict, where: Tensor, candidates: Tensor | None) -> Tensor:
+def shard_queries(tokens: TensorDict, chosen: Tensor, candidates: Tensor | None) -> Tensor:
     """The chosen tokens (Q,), or (Q, 1 + K) with their candidates behind them, whose logits are computed.
 
     Args:
         tokens: columns (B, T).
-        where: (B, T - 1) bool: the tokens from the second one on that are chosen.
+        chosen: (Q,) places of the chosen tokens among the flattened (B, T - 1) from the second one of each row on.
         candidates: (B, T, K) token ids, or None.
     """
-    targets = tokens["input_ids"][:, 1:][where]
+    targets = tokens["input_ids"][:, 1:].flatten()[chosen]
     if candidates is None:
         return targets
-    return torch.cat([targets[:, None], candidates[:, 1:][where].to(targets.dtype)], 1)
+    return torch.cat([targets[:, None], candidates[:, 1:].flatten(0, 1)[chosen].to(targets.dtype)], 1)
 
 
 def join(layout: PackedLayout, batch: TensorDict, context: Context) -> PackedLayout:
@@ -34,9 +34,9 @@ def join(layout: PackedLayout, batch: TensorDict, context: Context) -> PackedLay
         batch: the rows.
         context: the group.
     """
-    where = predicted(batch)[:, 1:]
-    queried = layout.place[:, :-1][where]  # (P,)
-    targets = shard_queries(batch["tokens"], where, candidates(batch))
+    chosen = chosen_places(predicted(batch))
+    queried = layout.place[:, :-1].flatten()[chosen]  # (P,)
+    targets = shard_queries(batch["tokens"], chosen, candidates(batch))
     columns = {name: column.flatten()[layout.source] for name, column in batch["tokens"].items()}
     columns = {**columns, "position_ids": layout.positions}
     del columns["attention_mask"]
