@@ -11,7 +11,7 @@ prediction *of* token t, and column 0 is 0. There is no prompt/response split: `
 | `group`            | (B,) int64      | source                | advantages: rows of one prompt                      |
 | `unit`             | (B,) int64      | source                | shuffle, micro-batches: rows that stay together     |
 | `trajectory`       | (B,) int64      | a source of dialogues | rows that were cut or branched from one dialogue    |
-| `turn`             | (B, T) int64    | a source of dialogues | the number of the sampled segment of each token     |
+| `turn`             | (B, T) int64    | a source of dialogues | the number of the answer that has the token, or 0   |
 | `turn_scores`      | (B, T) float32  | a source of dialogues | rewards: of a turn, at its last trained token       |
 | `anchor`           | (B, T) int64    | a source of dialogues | GiGPO: hash of the state before the turn; 0: none   |
 | `agent`            | (B,) int64      | a source of games     | RAE: the player or role that the row trains, from 0 |

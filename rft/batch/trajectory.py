@@ -25,12 +25,15 @@ class Segment:
         trains: whether the loss sees them.
         logprobs: log-probability of each token under the distribution that it was sampled from; None for given tokens.
         versions: the version of the weights that sampled each token; None for given tokens.
+        continues: the segment belongs to the answer of the segment before it. A forced stop inserts a given segment
+            into an answer, and the engine continues behind it: all three are one turn.
     """
 
     tokens: list[int]
     trains: bool
     logprobs: list[float] | None = None
     versions: list[int] | None = None
+    continues: bool = False
 
     def __post_init__(self) -> None:
         for numbers in (self.logprobs, self.versions):
@@ -41,6 +44,11 @@ class Segment:
     def sampled(self) -> bool:
         """Whether the engine sampled the tokens."""
         return self.logprobs is not None
+
+    @property
+    def starts_turn(self) -> bool:
+        """Whether an answer of the policy begins with the segment."""
+        return self.sampled and not self.continues
 
 
 @dataclass(frozen=True)
@@ -88,8 +96,13 @@ class Trajectory:
 
     @property
     def turns(self) -> int:
-        """The number of sampled segments."""
-        return sum(segment.sampled for segment in self._all_segments())
+        """The number of answers."""
+        return sum(segment.starts_turn for segment in self._all_segments())
+
+    @property
+    def forced_stops(self) -> int:
+        """The number of answers that continue behind an inserted text."""
+        return sum(segment.sampled and segment.continues for segment in self._all_segments())
 
     @property
     def sampled_tokens(self) -> int:
@@ -143,27 +156,28 @@ def to_row(
 ) -> dict[str, Any]:
     """The batch row of a trajectory that is one row, as `collate` takes it.
 
-    All rows of a batch have the same columns. So a source whose trajectories may have several sampled segments says so
-    with `turns`, and states the column `turn` among those that it writes.
+    All rows of a batch have the same columns. So a source whose trajectories may have several turns says so with
+    `turns`, and states the column `turn` among those that it writes.
 
     Args:
         trajectory: T tokens in all.
         group: rows of one prompt have one number.
         unit: rows that stay together have one number.
         turns: adds the column `turn`.
-        first_turn: the number of the first sampled segment.
+        first_turn: the number of the first turn.
 
     Returns:
         `tokens` {`input_ids`, `attention_mask`, and the columns of the segments} (T,) int64 each, `response_mask`
         (T,) bool, `group`, `unit`, `truncated`, `fields`. Where the engine sampled a segment also `rollout_logprobs`
         (T,) float32 and `version` (T,) int64, both 0 at given tokens. With `turns` also these two in any case, and
-        `turn` (T,) int64: 1 at the tokens of the first sampled segment, 2 at those of the second, 0 at given tokens.
+        `turn` (T,) int64: 1 at the tokens of the first answer, with what a forced stop inserts into it, 2 at those of
+        the second, 0 at other given tokens.
         Where a segment has media also `media`: the mapping itself, so that rows share it, or the media of several
         segments concatenated; `fields` then has no objects that JSON cannot hold.
     """
     segments, finish = trajectory.segments, trajectory.finish
     assert not trajectory.earlier, "to_rows makes several rows"
-    assert turns or trajectory.turns < 2, "a source of several sampled segments states turns=True"
+    assert turns or trajectory.turns < 2, "a source of several turns states turns=True"
     ids = torch.tensor([token for segment in segments for token in segment.tokens], dtype=torch.int64)  # (T,)
     texts, tokens = [as_encoded(segment.tokens) for segment in segments], {}
     for name in dict.fromkeys(name for text in texts for name in text.columns):
@@ -186,8 +200,8 @@ def to_row(
     if turns:
         column, turn = [], first_turn - 1
         for segment in segments:
-            turn += segment.sampled
-            column += [turn if segment.sampled else 0] * len(segment.tokens)
+            turn += segment.starts_turn
+            column += [turn if segment.sampled or segment.continues else 0] * len(segment.tokens)
         row["turn"] = torch.tensor(column, dtype=torch.int64)  # (T,)
     media = [text.media for text in texts if text.media]
     if media:

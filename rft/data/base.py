@@ -53,7 +53,6 @@ class CheckContext:
         reads: the columns that the algorithm reads; None if the algorithm is in error.
         terms: the names of the reward's terms; None if the reward is in error.
         streaming: `data.streaming`, the number of streamed rows that are shuffled together; or None.
-        environments: whether the run has environments.
         mixture: whether `data.train` is a mixture, whose weights decide how often a row is drawn.
     """
 
@@ -64,7 +63,6 @@ class CheckContext:
     reads: Collection[str] | None
     terms: Collection[str] | None
     streaming: int | None
-    environments: bool
     mixture: bool
 
 

@@ -15,7 +15,7 @@ from rft.data.rows.lazy import Rows
 from rft.evaluation.base import EvaluationContext, Progress, RowEvaluator, SetResult, term_scores
 from rft.evaluation.estimators import maj_at_k, pass_at_k
 from rft.reward.compose import WeightedSum
-from rft.rollout.answers import Answerer
+from rft.rollout.answerer import Answerer
 from rft.rollout.engine.base import row_seed
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.environment.record import failure_of

@@ -1,75 +1,47 @@
-"""How rows of a data set are answered: by one completion each, or in another way, such as an episode."""
+"""One answer of the policy: what the engine sampled, as segments of a trajectory."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from rft.batch.trajectory import Finish, Segment, Trajectory
-from rft.data.encode.encoder import Encoder
-from rft.data.rows.lazy import Rows
-from rft.rollout.engine.base import Completion, Request
-from rft.rollout.engine.sampling import Sampling
-from rft.rollout.sampler import Sampler
+from rft.rollout.engine.base import Completion
 
 Announce = Callable[[int, int, Trajectory], None]  # the number of a row, that of its sample, the finished trajectory
 
 
-class Answerer(ABC):
-    """Answers rows with the weights that the sampler holds. Training and held-out evaluation share it.
+@dataclass(frozen=True)
+class Answer:
+    """A finished answer to a prompt.
 
     Attributes:
-        episodes: an answer is an episode: it has any number of turns, and maybe several batch rows.
+        segments: what stands behind the prompt: a sampled segment, or two and what a forced stop inserted.
+        finish: how it ended, and its text.
     """
 
-    episodes: ClassVar[bool] = False
+    segments: list[Segment]
+    finish: Finish
 
-    @abstractmethod
-    def answer(
-        self, rows: Rows, seeds: Sequence[list[int]], sampling: Sampling, announce: Announce
-    ) -> list[list[Trajectory]]:
-        """Answers every row as often as it has seeds.
+    @property
+    def tokens(self) -> list[int]:
+        """All tokens."""
+        return [token for segment in self.segments for token in segment.tokens]
 
-        Args:
-            rows: of the data set.
-            seeds: of the samples of each row; a trajectory is a function of row, seed, sampling and weights.
-            announce: called with each trajectory when it is finished, in any order and from any thread, one call at a
-                time.
-
-        Returns:
-            The trajectories of each row, in the order of its seeds.
-        """
-
-
-class SingleTurn(Answerer):
-    """One completion is the answer.
-
-    Args:
-        encoder: makes the prompt of a row.
-        sampler: samples.
-    """
-
-    def __init__(self, encoder: Encoder, sampler: Sampler) -> None:
-        self._encoder = encoder
-        self._sampler = sampler
-
-    def answer(
-        self, rows: Rows, seeds: Sequence[list[int]], sampling: Sampling, announce: Announce
-    ) -> list[list[Trajectory]]:
-        """See `Answerer.answer`."""
-        requests = [Request(prompt, own) for prompt, own in zip(self._encoder.prompts(rows), seeds, strict=True)]
-
-        def trajectory(number: int, completion: Completion) -> Trajectory:
-            return single_turn(requests[number].prompt, completion, rows[number])
-
-        completions = self._sampler.generate(
-            requests, sampling, lambda number, sample, found: announce(number, sample, trajectory(number, found))
-        )
-        return [[trajectory(number, found) for found in group] for number, group in enumerate(completions)]
+    @property
+    def logprobs(self) -> list[float]:
+        """Of all tokens; NaN where a token is given, or the engine does not report it."""
+        return [number for segment in self.segments for number in segment.logprobs or [math.nan] * len(segment.tokens)]
 
 
 def sampled_segment(completion: Completion) -> Segment:
     """The segment of a completion: all of it trains."""
     return Segment(completion.tokens, True, completion.logprobs, completion.versions)
+
+
+def uncut(completion: Completion) -> Answer:
+    """The answer of one completion."""
+    return Answer([sampled_segment(completion)], Finish(completion.finish_reason, completion.text))
 
 
 def single_turn(prompt: list[int], completion: Completion, row: dict[str, Any]) -> Trajectory:
@@ -79,5 +51,5 @@ def single_turn(prompt: list[int], completion: Completion, row: dict[str, Any]) 
         prompt: token ids.
         row: of the data set.
     """
-    finish = Finish(completion.finish_reason, completion.text)
-    return Trajectory([Segment(prompt, trains=False), sampled_segment(completion)], finish, row)
+    answer = uncut(completion)
+    return Trajectory([Segment(prompt, trains=False), *answer.segments], answer.finish, row)

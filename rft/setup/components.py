@@ -28,7 +28,7 @@ from rft.logger.redact import redact
 from rft.registry import Target
 from rft.remote.watchdog import Watchdog
 from rft.reward.compose import WeightedSum
-from rft.rollout.answers import Answerer, SingleTurn
+from rft.rollout.answerer import Answerer, SingleTurn
 from rft.rollout.engine.base import Engine, EngineContext
 from rft.rollout.environment.options import Environments
 from rft.rollout.sampler import Sampler

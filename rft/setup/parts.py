@@ -263,7 +263,6 @@ def _context(checks: Checks, key: str, prompts: int, group_size: int, reads: set
         reads=reads,
         terms=checks.parts["reward"].names if checks.has("reward") else None,
         streaming=None if data is None else data.streaming,
-        environments=checks.parts.get("environments") is not None,
         mixture=checks.has("train") and checks.parts["train"].factory is Mixture,
     )
 

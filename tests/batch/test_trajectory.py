@@ -1,5 +1,7 @@
 """From the record of a text to its batch row, by hand."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -80,6 +82,19 @@ def test_rows_of_one_trajectory_share_its_numbers_and_count_its_turns_together()
     assert not alone["rollout_logprobs"].any() and not alone["turn"].any(), "an episode that failed at once"
     with pytest.raises(AssertionError, match="to_rows"):
         to_row(dialogue, group=0, unit=0, turns=True)
+
+
+def test_an_answer_with_an_inserted_text_is_one_turn():
+    inserted, rest = Segment([50], trains=False, continues=True), replace(SECOND, continues=True)
+    stopped = [PROMPT, FIRST, inserted, rest]
+    dialogue = Trajectory([*stopped, TOOL, FIRST], Finish("stop", ""), {}, (stopped,), {})
+    assert dialogue.turns == 3 and dialogue.forced_stops == 2 and dialogue.sampled_tokens == 7
+    first, second = to_rows(dialogue, group=0, unit=0)
+    assert first["turn"].tolist() == [0, 0, 1, 1, 1, 1] and second["turn"].tolist() == [0, 0, 2, 2, 2, 2, 0, 0, 3]
+    assert first["response_mask"].tolist() == [False, False, True, False, True, True]
+    alone = to_row(Trajectory(stopped, Finish("stop", ""), {}), group=0, unit=0)
+    assert "turn" not in alone and alone["rollout_logprobs"].tolist() == [0, 0, -0.25, 0, -0.5, -1.0]
+    assert alone["version"].tolist() == [0, 0, 3, 0, 3, 4]
 
 
 def test_media_follow_their_segments():

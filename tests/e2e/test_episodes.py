@@ -115,6 +115,20 @@ def test_algorithms_that_read_columns_of_turns_train(fit, overrides):
     assert ("loss/echo" in last) == ("algorithm/terms=[echo]" in overrides)
 
 
+def test_a_run_whose_turns_are_stopped_by_force(fit):
+    stop = "algorithm.source.interruption={after: [0.3, 0.5], phrase: '='}"
+    run = fit("run", "data.train.slips=0.2", "rollout.max_new_tokens=12", "eval.every=0", "algorithm/advantage=gigpo",
+              "environment=guessing", "~environment.classes.guessing",
+              f"+environment.classes.ones._target_={__name__}.Ones", "reward=environment", stop)  # fmt: skip
+    found = numbers(run)
+    assert max(row.get("rollout/interrupted", 0) for row in found) > 0
+    assert max(row.get("rollout/logprob_gap_max", 0) for row in found) < 1e-5
+    records = [json.loads(line) for file in (run / "trajectories").iterdir() for line in file.open()]
+    for record in (row["episode"] for row in records):
+        said = [message for message in record["messages"][record["opening"] :] if message["role"] == "assistant"]
+        assert len(said) == record["turns"] <= 3
+
+
 @pytest.mark.slow
 def test_the_tiny_model_learns_to_use_the_tool(resolved, tmp_path):
     """The command of the README, shorter: with the tool it is right, without it it guesses."""
@@ -140,7 +154,9 @@ REFUSED = (
      "algorithm.advantage=group_norm: it compares the samples of a prompt, which are different players"),
     ("environment=nim data=nim reward=environment algorithm=remax", "algorithm.advantage=remax: it compares"),
     ("environment=nim data=nim reward=environment algorithm=raft", "algorithm.pick=best: it compares"),
-    ("environment=guessing algorithm.source.interruption={after:[0.5,0.6],phrase:x}", "interruption"),
+    ("environment=guessing data.template=turns rollout.max_new_tokens=2"
+     " algorithm.source.interruption={after:[0.5,0.6],phrase:'='}",
+     "algorithm.source.interruption.phrase has 1 tokens, which with one before and one behind is more than"),
 )  # fmt: skip
 
 

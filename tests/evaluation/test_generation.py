@@ -10,7 +10,7 @@ import torch
 
 from rft.evaluation.base import EvaluationContext, summary
 from rft.evaluation.generation import GenerationEvaluator, GenerationOptions, metric_names
-from rft.rollout.answers import SingleTurn
+from rft.rollout.answerer import SingleTurn
 from rft.rollout.engine.base import Completion, row_seed
 from rft.rollout.engine.sampling import Sampling
 from tests.rollout.contexts import plain_scoring

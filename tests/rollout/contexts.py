@@ -4,7 +4,7 @@ from typing import Any
 
 from rft.batch.scores import Scores, ScoringAtEnd
 from rft.distributed import World
-from rft.rollout.answers import SingleTurn
+from rft.rollout.answerer import SingleTurn
 from rft.rollout.source.base import RolloutContext
 from tests.helpers import source_context
 

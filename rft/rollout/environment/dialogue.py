@@ -4,8 +4,7 @@ from typing import Any
 
 from rft.batch.encoded import EncodedText
 from rft.batch.trajectory import Segment
-from rft.rollout.answers import sampled_segment
-from rft.rollout.engine.base import Completion
+from rft.rollout.answers import Answer
 from rft.rollout.environment.turn_template import Message, NoSuffix, Tools, TurnTemplate
 
 
@@ -47,21 +46,22 @@ class Dialogue:
 
     @property
     def rows(self) -> list[list[Segment]]:
-        """The segments of each batch row, up to its last answer. Each answer is a sampled segment of one row."""
+        """The segments of each batch row, up to its last answer. Each answer is sampled in one row."""
         rows = [row if row[-1].sampled else row[:-1] for row in self._rows]
         return [row for row in rows if row]
 
-    def answer(self, completion: Completion, message: dict[str, Any]) -> None:
-        """Appends a sampled answer to the prompt.
+    def answer(self, answer: Answer, message: dict[str, Any]) -> None:
+        """Appends an answer to the prompt.
 
         Args:
-            completion: of the request with `prompt`.
+            answer: to `prompt`.
             message: what was parsed of it: `content`, and `tool_calls` as the template takes them. A fork renders it.
         """
         assert not self._rows[-1][-1].sampled, "messages stand between two answers"
-        self._append(sampled_segment(completion))
+        for segment in answer.segments:
+            self._append(segment)
         self._messages.append({**message, "role": "assistant"})
-        self._end = completion.tokens[-1] if completion.finish_reason == "stop" else None
+        self._end = self.prompt[-1] if answer.finish.reason == "stop" else None
 
     def extend(self, messages: list[Message]) -> None:
         """Appends messages of the environment to the answer.

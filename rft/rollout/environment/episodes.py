@@ -15,7 +15,8 @@ from rft.batch.trajectory import Trajectory
 from rft.data.encode.encoder import Encoder
 from rft.data.rows.lazy import Rows
 from rft.remote.event_loop import EventLoop
-from rft.rollout.answers import Announce, Answerer
+from rft.rollout.answerer import Answerer
+from rft.rollout.answers import Announce
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.environment.instance import LocalInstance, Processes
 from rft.rollout.environment.live import CallLimits, LiveEnvironment
@@ -25,6 +26,7 @@ from rft.rollout.environment.play.game import play_game
 from rft.rollout.environment.play.player import Policy
 from rft.rollout.environment.turn_template import TurnTemplate
 from rft.rollout.environment.turns import TurnQueue
+from rft.rollout.forced_stop import ForcedStop
 from rft.rollout.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -55,7 +57,12 @@ class EpisodeAnswerer(Answerer):
         self._processes = Processes(nodes) if environments.options.workers == "process" else None
 
     def answer(
-        self, rows: Rows, seeds: Sequence[list[int]], sampling: Sampling, announce: Announce
+        self,
+        rows: Rows,
+        seeds: Sequence[list[int]],
+        sampling: Sampling,
+        announce: Announce,
+        forced_stop: ForcedStop | None = None,
     ) -> list[list[Trajectory]]:
         """See `Answerer.answer`."""
         if self._processes is not None:
@@ -63,7 +70,10 @@ class EpisodeAnswerer(Answerer):
         loop = EventLoop("episodes")
         try:
             turns = TurnQueue(loop, self._sampler)
-            return turns.serve(self._run(rows, seeds, sampling, turns, announce))
+            policy = Policy(
+                self._environments, self._encoder, self._template, turns, sampling, self._context, forced_stop
+            )
+            return turns.serve(self._run(rows, seeds, policy, announce))
         finally:
             loop.close()
 
@@ -73,12 +83,11 @@ class EpisodeAnswerer(Answerer):
             self._processes.close()
 
     async def _run(
-        self, rows: Rows, seeds: Sequence[list[int]], sampling: Sampling, turns: TurnQueue, announce: Announce
+        self, rows: Rows, seeds: Sequence[list[int]], policy: Policy, announce: Announce
     ) -> list[list[Trajectory]]:
         environments, options = self._environments, self._environments.options
         characters = options.tool_max_tokens * CHARACTERS
         limits = CallLimits(options.tool_deadline_s, characters, asyncio.Semaphore(options.concurrency))
-        policy = Policy(environments, self._encoder, self._template, turns, sampling, self._context)
         gateway = self._gateway(policy)
 
         async def one(number: int, row: dict[str, Any], samples: range) -> list[Trajectory]:
@@ -87,7 +96,7 @@ class EpisodeAnswerer(Answerer):
             made = environments.classes[environments.name_of(row)]
             async with limits.slots if made.plays else nullcontext():  # the whole episode of an agent is one call
                 live = self._live(row, limits)
-                with turns.dialogue():
+                with policy.turns.dialogue():
                     if made.plays:
                         assert gateway is not None
                         found = [await gateway.play(live, row, own[0])]

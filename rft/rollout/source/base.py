@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rft.batch.scores import Scores, Scoring
 from rft.data.base import SourceContext
-from rft.rollout.answers import Answerer
+from rft.rollout.answerer import Answerer
 from rft.rollout.engine.base import Request, row_seed
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import Sampler

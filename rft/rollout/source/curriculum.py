@@ -16,8 +16,8 @@ from rft.data.base import CheckContext, SourceFacts
 from rft.errors import Checks
 from rft.metrics import Metrics
 from rft.ranges import Fraction, PositiveFloat
+from rft.rollout.forced_stop import ForcedStop
 from rft.rollout.source.base import RolloutContext
-from rft.rollout.source.forced_stop import ForcedStop
 from rft.rollout.source.rollout import DynamicSampling, RolloutSource, check_term
 
 

@@ -27,11 +27,10 @@ from rft.metrics import Metrics
 from rft.ranges import PositiveInt
 from rft.registry import did_you_mean
 from rft.rollout.answers import Announce
-from rft.rollout.engine.base import Request
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.environment.record import failure_of, log_episodes
+from rft.rollout.forced_stop import ForcedStop
 from rft.rollout.source.base import RolloutContext
-from rft.rollout.source.forced_stop import ForcedStop
 
 
 @dataclass
@@ -93,7 +92,6 @@ class RolloutSource(Source):
         self._greedy = replace(context.sampling, temperature=0.0, first_token=None) if wants_greedy else None
         self._dynamic_sampling = redraw
         self._forced_stop = interruption
-        self._phrase = [] if interruption is None else context.encoder.encode([interruption.phrase])[0]
         self._local = slice(context.world.rank, None, context.world.size)  # this rank's share of what all ranks draw
         self._row_sampler = make_sampler(context.rows, context.seed)
         self._surplus: list[list[dict[str, Any]]] = []
@@ -102,9 +100,8 @@ class RolloutSource(Source):
     @classmethod
     def facts(cls, options: Mapping[str, Any]) -> SourceFacts:
         """See `Source.facts`."""
-        turn = () if options["interruption"] is None else ("turn",)
         return SourceFacts(
-            writes=(*SOURCE_COLUMNS, "rollout_logprobs", "version", *turn, "scores", "terms"),
+            writes=(*SOURCE_COLUMNS, "rollout_logprobs", "version", "scores", "terms"),
             fields=("prompt",),
             sampled="always",
             writes_if_read=("greedy_scores",),
@@ -114,16 +111,8 @@ class RolloutSource(Source):
 
     @classmethod
     def check(cls, options: Mapping[str, Any], context: CheckContext) -> None:
-        """Checks that dynamic sampling has a reward term of the run and groups of more than one response.
-
-        A forced stop is refused in a run with environments.
-        """
+        """Checks that dynamic sampling has a reward term of the run and groups of more than one response."""
         dynamic_sampling, check = options["redraw"], Checks()
-        if context.environments and options["interruption"] is not None:
-            raise ValueError(
-                f"{context.key}.interruption: answers of an episode are not stopped by a phrase; set it to null, or "
-                "environment=none"
-            )
         if dynamic_sampling is None:
             return
         check.attempt(check_term, f"{context.key}.redraw", dynamic_sampling.term, context)
@@ -138,8 +127,7 @@ class RolloutSource(Source):
     def check_tokens(cls, options: Mapping[str, Any], context: CheckContext, encoder: Encoder) -> None:
         """Checks that the phrase of a forced stop leaves room for an answer."""
         if (forced_stop := options["interruption"]) is not None:
-            phrase = len(encoder.encode([forced_stop.phrase])[0])
-            forced_stop.check(context.key, phrase, context.max_new_tokens)
+            forced_stop.check(context.key, len(forced_stop.encode(encoder)), context.max_new_tokens)
 
     def samples(self) -> bool:
         """See `Source.samples`."""
@@ -163,8 +151,8 @@ class RolloutSource(Source):
         for name, numbers in scores.numbers.items():
             metrics.mean(f"reward/{name}", numbers, is_scored(numbers))
         if self._forced_stop is not None:
-            stopped = [trajectory.turns > 1 for group in answers for trajectory in group]
-            metrics.mean("rollout/interrupted", torch.tensor(stopped))
+            for trajectory in itertools.chain(*answers):
+                metrics.add("rollout/interrupted", float(trajectory.forced_stops), trajectory.turns)
         shared: list[dict[str, Any]] = [{} for _ in local]  # columns that all rows of a group have
         if self._greedy is not None:
             _, greedy = self._sample(rows, [[0] for _ in rows], self._greedy, metrics)
@@ -187,7 +175,7 @@ class RolloutSource(Source):
     def _rows_of(self, trajectory: Trajectory, group: int, unit: int) -> list[dict[str, Any]]:
         if self._context.answerer.episodes:
             return to_rows(trajectory, group=group, unit=unit, columns=self._turn_columns)
-        return [to_row(trajectory, group=group, unit=unit, turns=self._forced_stop is not None)]
+        return [to_row(trajectory, group=group, unit=unit)]
 
     def _sample(
         self, rows: list[dict[str, Any]], seeds: list[list[int]], sampling: Sampling, metrics: Metrics
@@ -214,12 +202,7 @@ class RolloutSource(Source):
         self, rows: list[dict[str, Any]], seeds: list[list[int]], sampling: Sampling, announce: Announce
     ) -> list[list[Trajectory]]:
         """Trajectories per row; each is announced when it is finished."""
-        context = self._context
-        if self._forced_stop is None:
-            return context.answerer.answer(rows, seeds, sampling, announce)
-        prompts = context.encoder.prompts(rows)
-        requests = [Request(prompt, own) for prompt, own in zip(prompts, seeds, strict=True)]
-        return self._forced_stop.generate(context.sampler, requests, rows, sampling, self._phrase, announce)
+        return self._context.answerer.answer(rows, seeds, sampling, announce, self._forced_stop)
 
     def _draw_until_full(self, dynamic_sampling: DynamicSampling, metrics: Metrics) -> list[list[dict[str, Any]]]:
         """Rounds until all ranks together hold enough groups with signal; the surplus is kept for the next step."""

@@ -62,7 +62,7 @@ class ScriptedSampler(Sampler):
         raise AssertionError("nothing trains here")
 
 
-def play(write, classes, rows, samples=1, template=TEMPLATE, context=4000, **options):
+def play(write, classes, rows, samples=1, template=TEMPLATE, context=4000, forced_stop=None, **options):
     """The trajectories of every row, and the sampler.
 
     Args:
@@ -81,6 +81,7 @@ def play(write, classes, rows, samples=1, template=TEMPLATE, context=4000, **opt
             [[100 * number + sample for sample in range(samples)] for number in range(len(rows))],
             SAMPLING,
             lambda number, sample, trajectory: announced.update({(number, sample): trajectory}),
+            forced_stop,
         )
     finally:
         answerer.close()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rft.batch.trajectory import Finish, Trajectory, to_row
 from rft.data.encode.encoder import Encoder
+from rft.rollout.answers import uncut
 from rft.rollout.engine.base import Completion, Request
 from rft.rollout.environment.dialogue import Dialogue
 from rft.rollout.environment.turn_template import NoSuffix, TurnTemplate
@@ -50,7 +51,7 @@ def run(dialogue, turns):
     for answer, message, messages in turns:
         requests.append(list(dialogue.prompt))
         answers.append(answer)
-        dialogue.answer(answer, message)
+        dialogue.answer(uncut(answer), message)
         forks = len(dialogue.forks)
         dialogue.extend(messages)
         before = requests[-1] + answer.tokens
@@ -118,7 +119,7 @@ def test_a_fork_renders_all_messages_again():
         True,
     ]  # nothing is sampled behind it
     last = completion([67, own.eos_token_id])
-    dialogue.answer(last, {"content": "It is 6."})
+    dialogue.answer(uncut(last), {"content": "It is 6."})
     assert [[segment.tokens for segment in row if segment.sampled] for row in dialogue.rows] == [
         [answers[0].tokens],
         [last.tokens],
@@ -134,7 +135,7 @@ def test_results_have_the_names_and_ids_of_their_calls():
     own.chat_template = shown
     dialogue = Dialogue(TurnTemplate(Encoder(own, "chat", None)), TWO[:1])
     end = own.convert_tokens_to_ids("<|end|>")
-    dialogue.answer(completion([65, end]), calling(1, 2))
+    dialogue.answer(uncut(completion([65, end])), calling(1, 2))
     before = len(dialogue.prompt)
     dialogue.extend([TOOL | {"tool_call_id": "call00001"}, TOOL | {"name": "own"}, TOOL])
     assert own.decode(dialogue.prompt[before:]) == "add:call00001:4<|end|>own:call00001:4<|end|>:result002:4<|end|>"
@@ -166,7 +167,7 @@ def test_the_engine_samples_behind_the_tokens_of_the_row(template, tmp_path):
     for number in range(4):
         [[answer]] = engine.generate([Request(dialogue.prompt, [number])], sampling(max_new_tokens=4))
         turns.append(answer)
-        dialogue.answer(answer, {"content": answer.text})
+        dialogue.answer(uncut(answer), {"content": answer.text})
         dialogue.extend([user(f"w{6 + number} w3")])
     [segments] = dialogue.rows
     ids = torch.tensor([[token for segment in segments for token in segment.tokens]])
@@ -184,7 +185,7 @@ def test_messages_of_the_environment_have_media():
     shown = [user([medium(one, 1), {"type": "text", "text": "and here?"}])]
     dialogue = Dialogue(TurnTemplate(encode), asked)
     sampled = completion([*encode.encode(["two"])[0], encode.encode(["<eos>"])[0][0]])
-    dialogue.answer(sampled, {"content": "two"})
+    dialogue.answer(uncut(sampled), {"content": "two"})
     dialogue.extend(shown)
     whole = encode.prompt({"prompt": [*asked, said("two"), *shown]})
     assert dialogue.prompt == whole and dialogue.prompt.columns == whole.columns and dialogue.forks == []
@@ -266,7 +267,7 @@ def follows(name, kind):
         closing = list({match[0]: match.end() for match in [*special.finditer(whole, body, header)][::-1]}.values())
         ids = encode.encode([whole[len(before) : closing[number % len(closing)]]])[0]
         size = len(dialogue.prompt) + len(ids)
-        dialogue.answer(completion(ids), answer)
+        dialogue.answer(uncut(completion(ids)), answer)
         dialogue.extend(following)
         assert trl.tokenizer(name).decode(dialogue.prompt) == whole, name
         suffix = dialogue.prompt[size:]

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from rft.data.encode.masks import conversation
-from rft.rollout.engine.base import Completion
+from rft.rollout.answers import Answer
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.environment.contract import Schema
 from rft.rollout.environment.turn_template import Message
@@ -153,20 +153,20 @@ class ChatAnswer:
     Attributes:
         name: of the answer, as the response's `id`.
         prompt: the token ids of the prompt.
-        completion: what was sampled behind it.
+        answer: what was sampled behind it, and what a forced stop inserted.
         message: what was parsed of it, as the dialogue has it.
     """
 
     name: str
     prompt: Sequence[int]
-    completion: Completion
+    answer: Answer
     message: Message
 
     @property
     def finish_reason(self) -> str:
         """In OpenAI's words."""
-        called = "tool_calls" in self.message and self.completion.finish_reason == "stop"
-        return "tool_calls" if called else self.completion.finish_reason
+        reason = self.answer.finish.reason
+        return "tool_calls" if "tool_calls" in self.message and reason == "stop" else reason
 
     def body(self, request: ChatRequest, decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
         """The response that is not streamed.
@@ -204,7 +204,7 @@ class ChatAnswer:
         }  # fmt: skip
 
     def _usage(self) -> dict[str, int]:
-        prompt, sampled = len(self.prompt), len(self.completion.tokens)
+        prompt, sampled = len(self.prompt), len(self.answer.tokens)
         return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
     def _shown(self) -> dict[str, Any]:
@@ -221,12 +221,12 @@ class ChatAnswer:
         """What a choice has of its tokens: `logprobs` as OpenAI names it, `token_ids` as vLLM does."""
         found: dict[str, Any] = {"logprobs": None}
         if request.logprobs:
-            texts = [decode([token]) for token in self.completion.tokens]
-            numbers = [None if math.isnan(number) else number for number in self.completion.logprobs]  # JSON has no NaN
+            texts = [decode([token]) for token in self.answer.tokens]
+            numbers = [None if math.isnan(number) else number for number in self.answer.logprobs]  # JSON has no NaN
             found["logprobs"] = {
                 "content": [
                     {"token": text, "logprob": number, "bytes": list(text.encode()), "top_logprobs": []}
                     for text, number in zip(texts, numbers, strict=True)
                 ]
             }
-        return found | ({"token_ids": list(self.completion.tokens)} if request.token_ids else {})
+        return found | ({"token_ids": self.answer.tokens} if request.token_ids else {})

@@ -109,14 +109,14 @@ class Session:
         number, self._asked = self._asked, self._asked + 1
         prompt, start = branch.dialogue.prompt, time.perf_counter()
         seed = self._seed if number == 0 else row_seed(self._seed, number, 1)
-        completion = await policy.turns.sample(prompt, seed, limit, policy.sampling)
+        answer = await policy.answer(prompt, seed, limit)
         self.sampling_s += time.perf_counter() - start
-        message = self._parse(completion.text, request.tools, number)
-        branch.dialogue.answer(completion, message)
+        message = self._parse(answer.finish.text, request.tools, number)
+        branch.dialogue.answer(answer, message)
         branch.messages.append(message)
         branch.answered = True
-        self._finish = Finish(completion.finish_reason, completion.text)
-        return ChatAnswer(f"chatcmpl-{self._seed}-{number}", prompt, completion, message)
+        self._finish = answer.finish
+        return ChatAnswer(f"chatcmpl-{self._seed}-{number}", prompt, answer, message)
 
     def _branch(self, request: ChatRequest) -> Branch:
         """The dialogue of a request, which ends with its messages."""
@@ -189,7 +189,7 @@ class Session:
         record = episode_record(
             [message for branch in self._branches for message in branch.messages],
             opening=self._branches[0].opening if self._branches else 0,
-            turns=sum(segment.sampled for segments in rows for segment in segments),
+            turns=sum(segment.starts_turn for segments in rows for segment in segments),
             tool_calls=self._calls,
             tool_failures=self._unreadable,
             environment_s=environment_s,

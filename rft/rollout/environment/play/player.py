@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from rft.batch.trajectory import Finish, Segment, Trajectory
 from rft.data.encode.encoder import Encoder
+from rft.rollout.answers import Answer, uncut
 from rft.rollout.engine.base import row_seed
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.environment.dialogue import Dialogue
@@ -14,6 +15,7 @@ from rft.rollout.environment.record import episode_record
 from rft.rollout.environment.tool_calls import ToolCall, assistant_message
 from rft.rollout.environment.turn_template import TurnTemplate
 from rft.rollout.environment.turns import TurnQueue
+from rft.rollout.forced_stop import ForcedStop
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Policy:
         turns: samples.
         sampling: how.
         context: most tokens of a text that the model reads.
+        forced_stop: of answers that are too long, or None.
     """
 
     environments: Environments
@@ -34,6 +37,25 @@ class Policy:
     turns: TurnQueue
     sampling: Sampling
     context: int
+    forced_stop: ForcedStop | None
+
+    async def answer(self, prompt: list[int], seed: int, most: int) -> Answer:
+        """Samples an answer of at most `most` tokens, with what a forced stop inserts.
+
+        Args:
+            prompt: token ids.
+        """
+        stop = self.forced_stop
+        if stop is None:
+            return uncut(await self.turns.sample(prompt, seed, most, self.sampling))
+        phrase = stop.encode(self.encoder)
+        start = await self.turns.sample(prompt, seed, stop.limit(seed, most, phrase), self.sampling)
+        rest = stop.rest(prompt, start, seed, most, phrase)
+        if rest is None:
+            return uncut(start)
+        how = stop.sampling_of_rest(self.sampling)
+        end = await self.turns.sample(rest.prompt, rest.seeds[0], rest.limit(0, how), how)
+        return stop.joined(start, end, phrase)
 
 
 class Player:
@@ -107,12 +129,12 @@ class Player:
         seed = self._seed if self.answers == 0 else row_seed(self._seed, self.answers, 1)
         self.answers += 1
         limit = min(left, policy.sampling.max_new_tokens)
-        completion = await policy.turns.sample(dialogue.prompt, seed, limit, policy.sampling)
-        content, calls = policy.environments.calls(completion.text, self._tools)
+        answer = await policy.answer(dialogue.prompt, seed, limit)
+        content, calls = policy.environments.calls(answer.finish.text, self._tools)
         message = assistant_message(content, calls)
-        dialogue.answer(completion, message)
+        dialogue.answer(answer, message)
         self._messages.append(message)
-        self.text, self.reason = completion.text, completion.finish_reason
+        self.text, self.reason = answer.finish.text, answer.finish.reason
         return calls
 
     def as_messages(self, observation: str | Messages) -> Messages:

@@ -5,6 +5,7 @@ import logging
 
 import pytest
 
+from rft.rollout.answers import uncut
 from rft.rollout.engine.base import Completion
 from rft.rollout.environment.gateway.api import ApiError, ChatAnswer, read_request, warn_ignored
 from tests.rollout.environment.gateway.agents import TOOLS, user
@@ -16,7 +17,7 @@ CALL = {"id": "call00000", "type": "function", "function": {"name": "price", "ar
 
 def answer(**message):
     completion = Completion([5, 6], [-0.5, float("nan")], "stop", "ab", [1, 1])
-    return ChatAnswer("chatcmpl-0-1", [1, 2, 3], completion, {"role": "assistant", "content": "ab", **message})
+    return ChatAnswer("chatcmpl-0-1", [1, 2, 3], uncut(completion), {"role": "assistant", "content": "ab", **message})
 
 
 def test_messages_that_say_the_same_are_equal():

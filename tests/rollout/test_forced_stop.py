@@ -13,8 +13,8 @@ from rft.registry import convert
 from rft.rollout.engine.base import Completion, Request, row_seed
 from rft.rollout.engine.hf import HFEngine
 from rft.rollout.engine.sampling import FirstToken, Sampling
+from rft.rollout.forced_stop import ForcedStop
 from rft.rollout.source.curriculum import CurriculumSource, Forget, SolveRate
-from rft.rollout.source.forced_stop import ForcedStop
 from rft.rollout.source.rollout import RolloutSource
 from rft.setup.assembly import Job
 from tests.helpers import check_context, hf_engine
@@ -88,11 +88,11 @@ def test_what_is_too_long_is_interrupted_and_goes_on():
             assert again == row_seed(seed, 0, 1) != seed
             rest = 2 if again % 3 == 0 else 20 - size - 3
             start = Segment([seed % 50] * size, True, [-0.25] * size, [7] * size)
-            end = Segment([again % 50] * rest, True, [-0.25] * rest, [8] * rest)
-            assert answer.segments == [prompt, start, Segment(PHRASE, trains=False), end]
+            end = Segment([again % 50] * rest, True, [-0.25] * rest, [8] * rest, continues=True)
+            assert answer.segments == [prompt, start, Segment(PHRASE, trains=False, continues=True), end]
             assert answer.finish == Finish("stop" if again % 3 == 0 else "length", f"{seed}.time{again}.")
             assert size + 3 + rest <= 20 and (size + 3 + rest == 20) == (again % 3 != 0)
-            assert answer.row == row and answer.turns == 2
+            assert answer.row == row and answer.turns == answer.forced_stops == 1
     assert next(later, None) is None
 
 
@@ -118,14 +118,16 @@ def test_equal_shares_are_one_length():
 
 
 def test_the_row_reads_the_phrase_and_does_not_train_it():
-    start, end = Segment([7, 8], True, [-0.25, -1.5], [3, 3]), Segment([9], True, [-0.5], [4])
-    segments = [Segment([5, 6], trains=False), start, Segment([90], trains=False), end]
-    row = to_row(Trajectory(segments, Finish("length", "said"), {}), group=0, unit=0, turns=True)
+    start, end = Completion([7, 8], [-0.25, -1.5], "length", "sa", [3, 3]), Completion([9], [-0.5], "length", "d", [4])
+    answer = TIME.joined(start, end, [90])
+    assert answer.finish == Finish("length", "satimed") and answer.tokens == [7, 8, 90, 9]
+    segments = [Segment([5, 6], trains=False), *answer.segments]
+    row = to_row(Trajectory(segments, answer.finish, {}), group=0, unit=0, turns=True)
     assert row["tokens"]["input_ids"].tolist() == [5, 6, 7, 8, 90, 9]
     assert row["tokens"]["attention_mask"].tolist() == [1] * 6
     assert row["response_mask"].tolist() == [False, False, True, True, False, True]
     assert row["rollout_logprobs"].tolist() == [0, 0, -0.25, -1.5, 0, -0.5]
-    assert row["turn"].tolist() == [0, 0, 1, 1, 0, 2]
+    assert row["turn"].tolist() == [0, 0, 1, 1, 1, 1]
     assert row["truncated"] is True
 
 
@@ -192,8 +194,6 @@ def test_the_log_probabilities_of_a_row_are_those_of_one_forward_over_it(ranks):
         total = int(attended[row].sum()) - begin
         assert total <= 12
         assert bool(batch["truncated"][row]) == (total == 12 and ids[row][attended[row]][-1] != 2)
-        assert (batch["turn"][row] > 0).equal(sampled[row])
-        assert set(batch["turn"][row][sampled[row]].tolist()) == ({1, 2} if given.any() else {1})
         interrupted += int(given.any())
     assert 0 < interrupted < len(batch)
     assert numbers["rollout/interrupted"] == pytest.approx(interrupted / len(batch))

@@ -1,0 +1,81 @@
+"""How rows of a data set are answered: by one completion each, or in another way, such as an episode."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rft.batch.trajectory import Trajectory
+from rft.data.encode.encoder import Encoder
+from rft.data.rows.lazy import Rows
+from rft.rollout.answers import Announce, single_turn
+from rft.rollout.engine.base import Completion, Request
+from rft.rollout.engine.sampling import Sampling
+from rft.rollout.forced_stop import ForcedStop
+from rft.rollout.sampler import Sampler
+
+
+class Answerer(ABC):
+    """Answers rows with the weights that the sampler holds. Training and held-out evaluation share it.
+
+    Attributes:
+        episodes: an answer is an episode: it has any number of turns, and maybe several batch rows.
+    """
+
+    episodes: ClassVar[bool] = False
+
+    @abstractmethod
+    def answer(
+        self,
+        rows: Rows,
+        seeds: Sequence[list[int]],
+        sampling: Sampling,
+        announce: Announce,
+        forced_stop: ForcedStop | None = None,
+    ) -> list[list[Trajectory]]:
+        """Answers every row as often as it has seeds.
+
+        Args:
+            rows: of the data set.
+            seeds: of the samples of each row; a trajectory is a function of row, seed, sampling and weights.
+            announce: called with each trajectory when it is finished, in any order and from any thread, one call at a
+                time.
+            forced_stop: of answers that are too long; None: they end at the limit. In an episode each answer has it.
+
+        Returns:
+            The trajectories of each row, in the order of its seeds.
+        """
+
+
+class SingleTurn(Answerer):
+    """One completion is the answer.
+
+    Args:
+        encoder: makes the prompt of a row.
+        sampler: samples.
+    """
+
+    def __init__(self, encoder: Encoder, sampler: Sampler) -> None:
+        self._encoder = encoder
+        self._sampler = sampler
+
+    def answer(
+        self,
+        rows: Rows,
+        seeds: Sequence[list[int]],
+        sampling: Sampling,
+        announce: Announce,
+        forced_stop: ForcedStop | None = None,
+    ) -> list[list[Trajectory]]:
+        """See `Answerer.answer`."""
+        requests = [Request(prompt, own) for prompt, own in zip(self._encoder.prompts(rows), seeds, strict=True)]
+        if forced_stop is not None:
+            phrase = forced_stop.encode(self._encoder)
+            return forced_stop.generate(self._sampler, requests, rows, sampling, phrase, announce)
+
+        def trajectory(number: int, completion: Completion) -> Trajectory:
+            return single_turn(requests[number].prompt, completion, rows[number])
+
+        completions = self._sampler.generate(
+            requests, sampling, lambda number, sample, found: announce(number, sample, trajectory(number, found))
+        )
+        return [[trajectory(number, found) for found in group] for number, group in enumerate(completions)]
