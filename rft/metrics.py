@@ -24,10 +24,11 @@ class Metrics:
     def __init__(self) -> None:
         self._pairs: dict[str, tuple[float | Tensor, ...]] = {}
         self._weights: dict[str, tuple[float | Tensor, ...]] = {}  # (count, sum, sum of squares)
-        self._largest: dict[str, float] = {}
+        self._largest: dict[str, float | Tensor] = {}
         self._counts: dict[str, int] = {}
         self._moments: dict[str, list[tuple[int, float, float]]] = {}  # (count, mean, squared deviations from it)
         self._notes: list[tuple[float, dict[str, Any]]] = []
+        self._at_end: list[Callable[[], None]] = []
 
     def add(self, name: str, total: float | Tensor, weight: float | Tensor = 1.0) -> None:
         """Adds to the sum and to the weight of a mean. Tensors stay on their device until `reduce`."""
@@ -42,8 +43,26 @@ class Metrics:
             self.add(name, torch.where(mask, values, 0.0).sum(), mask.sum())
 
     def largest(self, name: str, value: float | Tensor) -> None:
-        """Keeps the largest value over the step and over all ranks."""
-        self._largest[name] = max(self._largest.get(name, float("-inf")), float(value))
+        """Keeps the largest value over the step and over all ranks. Tensors stay on their device until `reduce`."""
+        before = self._largest.get(name, float("-inf"))
+        if isinstance(value, Tensor) or isinstance(before, Tensor):
+            device = value.device if isinstance(value, Tensor) else torch.device("cpu")
+            pair = (torch.as_tensor(number, dtype=torch.float64, device=device) for number in (before, value))
+            self._largest[name] = torch.maximum(*pair).detach()
+        else:
+            self._largest[name] = max(before, value)
+
+    def at_end(self, function: Callable[[], None]) -> None:
+        """Calls a function once, before the numbers or the notes of the step are read.
+
+        It may read tensors: the micro-batches of the step do not wait for it.
+        """
+        self._at_end.append(function)
+
+    def _end(self) -> None:
+        functions, self._at_end = self._at_end, []
+        for function in functions:
+            function()
 
     def count(self, name: str, number: int) -> None:
         """Adds to a number that is summed over the step and over all ranks."""
@@ -68,6 +87,7 @@ class Metrics:
 
     def largest_notes(self, count: int, gather: Callable[[Any], list[Any]]) -> list[dict[str, Any]]:
         """The largest notes of all ranks, largest first; `gather` as in `reduce`."""
+        self._end()
         all_notes = [note for rank_values in gather(_largest(self._notes, count)) for note in rank_values]
         return [note for _, note in _largest(all_notes, count)]
 
@@ -80,7 +100,7 @@ class Metrics:
                 yield
         finally:
             name = f"time/{stage}_s"
-            self._largest[name] = self._largest.get(name, 0.0) + time.perf_counter() - start
+            self._largest[name] = float(self._largest.get(name, 0.0)) + time.perf_counter() - start
 
     @contextmanager
     def unless(self, error: type[Exception]) -> Iterator[None]:
@@ -98,21 +118,23 @@ class Metrics:
         Args:
             gather: `World.gather`: the argument of every rank, on every rank.
         """
-        local_sums = _as_floats([self._pairs, self._weights])
+        self._end()
+        single: dict[str, tuple[float | Tensor, ...]] = {name: (value,) for name, value in self._largest.items()}
+        *local_sums, local_largest = _as_floats([self._pairs, self._weights, single])
         pairs: dict[str, tuple[float, ...]] = {}
         weights: dict[str, tuple[float, ...]] = {}
         largest: dict[str, float] = {}
         moments: dict[str, list[tuple[int, float, float]]] = {}
         counts: dict[str, float] = {}
         for rank_sums, rank_largest, rank_moments, rank_counts in gather(
-            (local_sums, self._largest, self._moments, self._counts)
+            (local_sums, local_largest, self._moments, self._counts)
         ):
             for name, number in rank_counts.items():
                 counts[name] = counts.get(name, 0.0) + number
             for sums, added in zip((pairs, weights), rank_sums, strict=True):
                 for name, part in added.items():
                     _add(sums, name, part)
-            for name, value in rank_largest.items():
+            for name, (value,) in rank_largest.items():
                 largest[name] = max(largest.get(name, float("-inf")), value)
             for name, parts in rank_moments.items():
                 moments.setdefault(name, []).extend(parts)

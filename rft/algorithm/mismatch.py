@@ -28,7 +28,7 @@ def log_policy_mismatch(metrics: Metrics, old_logprobs: Tensor, rows: TensorDict
     `rollout/chi2`: the chi-squared divergence of old from rollout, E[rho^2] - 1.
     `rollout/ess`: the effective sample size as a share of the tokens, (mean rho)^2 / mean rho^2; 1 without a mismatch.
 
-    The tokens with the largest gaps are recorded one by one; see `worst_tokens`.
+    The tokens with the largest gaps are recorded one by one at the end of the step.
 
     Args:
         metrics: receives them; each is a mean over all trained tokens (rows for `ppl_gap`) of the step.
@@ -47,34 +47,44 @@ def log_policy_mismatch(metrics: Metrics, old_logprobs: Tensor, rows: TensorDict
     metrics.mean("rollout/ppl_gap", -log_rho.sum(dim=1) / keep.sum(dim=1).clamp(min=1), keep.any(dim=1))
     metrics.mean("rollout/chi2", rho.square() - 1, keep)
     metrics.effective_share("rollout/ess", rho, keep)
-    for token in worst_tokens(old_logprobs, rows):
-        metrics.note(abs(token["trainer"] - token["engine"]), token)
+    columns = worst_columns(old_logprobs, rows)
+
+    def note() -> None:
+        for token in token_records(columns):
+            metrics.note(abs(token["trainer"] - token["engine"]), token)
+
+    metrics.at_end(note)
 
 
-def worst_tokens(logprobs: Tensor, rows: TensorDict) -> list[dict[str, Any]]:
-    """The trained tokens whose log-probability (B, T) is farthest from that of the engine, the farthest first.
+def worst_columns(logprobs: Tensor, rows: TensorDict) -> dict[str, Tensor]:
+    """The tokens whose log-probability (B, T) is farthest from that of the engine, the farthest first.
 
     Returns:
-        Of each at most `WORST` tokens: `group` and `unit` of the row, `position` in the response, `token` (its id),
-        `trainer` and `engine` (the log-probabilities), and `before`, the ids of the tokens in front of it.
+        Of each of at most `WORST` tokens, on the device: `group` and `unit` of the row, `position` in the response,
+        `token` (its id), `trainer` and `engine` (the log-probabilities), `before` (W, CONTEXT), the ids of the tokens
+        in front of it or -1, and `gap`, -1 of a token that does not train.
     """
     keep, ids = rows["loss_mask"], rows["tokens", "input_ids"]
     gaps = log_ratio(logprobs, rows["rollout_logprobs"], keep).abs().masked_fill(~keep, -1.0).flatten()  # (B * T,)
-    places = gaps.topk(min(WORST, int(keep.sum()))).indices  # (W,)
+    largest, places = gaps.topk(min(WORST, len(gaps)))  # (W,)
     row, column = places // keep.shape[1], places % keep.shape[1]
     window = column[:, None] + torch.arange(CONTEXT, device=ids.device)
-    before = torch.nn.functional.pad(ids, (CONTEXT, 0), value=-1)[row[:, None], window].cpu()  # (W, CONTEXT)
-    whole = {
+    before = torch.nn.functional.pad(ids, (CONTEXT, 0), value=-1)[row[:, None], window]  # (W, CONTEXT)
+    return {
+        "gap": largest,
         "group": rows["group"][row],
         "unit": rows["unit"][row],
         "position": column - rows["response_mask"].int().argmax(1)[row],
         "token": ids[row, column],
+        "trainer": logprobs[row, column],
+        "engine": rows["rollout_logprobs"][row, column],
+        "before": before,
     }
-    parts = {"trainer": logprobs[row, column], "engine": rows["rollout_logprobs"][row, column]}
-    whole, parts = ({name: values.cpu() for name, values in columns.items()} for columns in (whole, parts))
-    return [
-        {name: int(values[number]) for name, values in whole.items()}
-        | {name: float(values[number]) for name, values in parts.items()}
-        | {"before": [int(token) for token in before[number] if token >= 0]}
-        for number in range(len(places))
-    ]
+
+
+def token_records(columns: dict[str, Tensor]) -> list[dict[str, Any]]:
+    """A dict of plain numbers for each token that trains, from the columns of `worst_columns`."""
+    listed = {name: values.tolist() for name, values in columns.items()}
+    tokens = [dict(zip(listed, numbers, strict=True)) for numbers in zip(*listed.values(), strict=True)]
+    trained = [token for token in tokens if token.pop("gap") >= 0]
+    return [token | {"before": [one for one in token["before"] if one >= 0]} for token in trained]
