@@ -11,7 +11,7 @@ import torch
 import rft
 from rft.setup.assembly import Job
 from rft.train.trainer import Trainer
-from tests.host_waits import micro_steps_watched
+from tests.e2e.host_waits import micro_steps_watched
 
 CONFIG = Path(rft.__file__).parent / "config" / "algorithm"
 ALGORITHMS = sorted(path.stem for path in CONFIG.glob("[!_]*.yaml"))
