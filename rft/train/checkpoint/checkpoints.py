@@ -25,7 +25,7 @@ from rft.logger.history import rank_key
 from rft.ranges import NonNegativeInt, PositiveInt
 from rft.train.checkpoint.manifest import damage, describe, files_of, read_manifest, write_manifest
 from rft.train.checkpoint.names import checkpoints_in, delete, make_empty, name_of, remove, set_aside, step_of
-from rft.train.checkpoint.shards import load_tensors, make_stager, save_tensors
+from rft.train.checkpoint.shards import Stager, load_tensors, save_tensors
 from rft.train.checkpoint.tree import join, places, split
 from rft.train.folder.run_folder import RunFolder
 
@@ -133,7 +133,7 @@ class Checkpoints:
         self._warn = warn
         self._source = None if chosen is None else chosen.source
         self._command = None if chosen is None else chosen.command
-        self._stager = make_stager(world.device)
+        self._stager = Stager(world.device)
         self._group: dist.ProcessGroup | None = None
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[str | None] | None = None
@@ -287,7 +287,6 @@ class Checkpoints:
         with record_function("checkpoint"):
             whole = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items() if name not in spread}
             staged = self._stager.stage(spread)
-        assert isinstance(staged, dict)
         return staged | {name: tensor.contiguous() for name, tensor in whole.items()}
 
     def _finish(self, partial: Path, tree: Any, tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> str | None:

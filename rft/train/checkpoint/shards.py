@@ -8,19 +8,28 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 
 FILE_BYTES = 2**28
 
 
-def make_stager(device: torch.device) -> DefaultStager:
-    """What copies tensors to the CPU before they are written, pinned where they come from a GPU."""
-    cuda = device.type == "cuda"
-    return DefaultStager(
-        StagingOptions(
-            use_pinned_memory=cuda, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=cuda
-        )
-    )
+class Stager:
+    """Copies tensors to the CPU before they are written, pinned where they come from a GPU; keeps the copies for the
+    next checkpoint.
+
+    `DefaultStager` of torch would do the same, but that of torch 2.11 can be used only once.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._copies = StateDictStager(pin_memory=self._cuda, share_memory=False)
+
+    def stage(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The copies, complete."""
+        staged = self._copies.stage(dict(tensors), non_blocking=self._cuda)
+        if self._cuda:
+            torch.cuda.synchronize()
+        return staged
 
 
 def file_numbers(tensors: Mapping[str, Tensor], ranks: int) -> dict[str, int]:
