@@ -56,7 +56,8 @@ def decide(check: Check, out: Path, cpu: bool, left: float) -> dict[str, Any]:
     Args:
         left: seconds left for all checks.
     """
-    result: dict[str, Any] = {"name": check.name, "title": check.title, "status": "", "figure": "", "reason": ""}
+    title = f"{check.title} (at small sizes)" if cpu else check.title
+    result: dict[str, Any] = {"name": check.name, "title": title, "status": "", "figure": "", "reason": ""}
     result |= {"numbers": {}, "text": "", "seconds": 0.0}
     if check.cuda and cpu:
         return result | {"status": "needs a GPU", "reason": "--cpu"}

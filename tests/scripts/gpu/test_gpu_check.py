@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+SCRIPTS = Path(__file__).parents[3] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 import gpu_check  # noqa: E402
 from gpu import runner  # noqa: E402
