@@ -23,7 +23,7 @@ def check_options(options: Mapping[str, Any], key: str) -> Iterator[str]:
     yield from check_training(options, key)
     if options["share_prefix"] and not options["packing"]:
         yield f"{key}.share_prefix=true: padded rows cannot share tokens; set its packing=true as well"
-    if options["liger"]:
+    if options["liger"] and key == POLICY:  # other models have its value, unless it is typed
         check_package(key)
 
 
