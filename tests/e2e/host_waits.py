@@ -1,4 +1,7 @@
-"""Finds operations for which the host would wait for a GPU: their results decide a size or a number on the host."""
+"""Finds operations for which the host would wait for a GPU: their results decide a size or a number on the host.
+
+It sees the outer operation alone, and so not that `masked_scatter_backward` calls `masked_select` and waits.
+"""
 
 import traceback
 from contextlib import contextmanager
