@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,13 +39,15 @@ def run(out: Path, cpu: bool, only: Sequence[str], seconds: float) -> int:
             raise SystemExit(f"--only {','.join(unknown)}: no check begins so; there are {names}")
         checks = [check for check in checks if check.name.startswith(tuple(only))]
     report: dict[str, Any] = {"device": "cpu" if cpu else "gpu", "results": []}
+    shutil.rmtree(out / "work", ignore_errors=True)  # runs with which an earlier command compared, on another device
     ends = time.monotonic() + seconds
     for check in checks:
-        say(f"{check.name:<20} ...")
+        if sys.stdout.isatty():
+            say(f"{check.name:<20} ...\r")
         result = decide(check, out, cpu, ends - time.monotonic())
         report["results"].append(result)
         write(out, report)
-        say(f"\r{check.name:<20} {result['status']}: {result['figure'] or result['reason']}\n")
+        say(f"{check.name:<20} {result['status']}: {result['figure'] or result['reason']}\n")
     counts = {status: sum(r["status"] == status for r in report["results"]) for status in ("passed", *BAD)}
     say(f"{', '.join(f'{count} {status}' for status, count in counts.items())}; {out / 'report.html'}\n")
     return int(any(counts[status] for status in BAD))

@@ -4,6 +4,7 @@ from functools import partial
 
 from gpu.checks import Check, FailedError, Found, Setting, attentions
 from gpu.jobs import compare, figure, measured, reference, run_job, sft
+from rft.strategy.attention import FLASH_PACKAGES, flash_package
 
 OFFLOADS = {
     "param": "strategy.param_offload=all",
@@ -44,7 +45,9 @@ def checks() -> list[Check]:
     ]
     for name in attentions():
         run = partial(trains, (*bf16, f"strategy.attention={name}"), 2e-2, 1e-1)
-        found.append(Check(f"attention:{name}", "packed rows in bfloat16, beside float32", run, 10, 150, cuda=True))
+        title = "packed rows in bfloat16, beside float32"
+        package = flash_package() or FLASH_PACKAGES[-1] if name == "flash" else None
+        found.append(Check(f"attention:{name}", title, run, 10, 150, cuda=True, package=package))
     for name, option in OFFLOADS.items():
         title = f"{option}, beside none"
         found.append(Check(f"offload:{name}", title, partial(offload, option), rank=43, seconds=150, cuda=True))
