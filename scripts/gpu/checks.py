@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 MODULES = ("machine", "training", "speed", "engines")
-ATTENTIONS = ("flash", "varlen", "flex", "sdpa")
-KERNELS = "rft.actor.packing.kernels.choose"
 
 
 class FailedError(Exception):
@@ -79,13 +77,3 @@ def all_checks() -> list[Check]:
     for name in MODULES:
         found += importlib.import_module(f"gpu.{name}").checks()
     return sorted(found, key=lambda check: check.rank)
-
-
-def attentions() -> list[str]:
-    """Names of the kernels for the attention of packed rows."""
-    try:
-        return list(importlib.import_module(KERNELS).KERNELS)
-    except ModuleNotFoundError as error:
-        if error.name is None or not KERNELS.startswith(error.name):
-            raise
-        return list(ATTENTIONS)

@@ -52,6 +52,11 @@ def run_job(folder: Path, overrides: Sequence[str]) -> Rows:
     sys.stdout.write(done.stdout)
     if done.returncode:
         raise FailedError(last_error(done.stdout) or f"the job ended with status {done.returncode}")
+    return rows_of(folder)
+
+
+def rows_of(folder: Path) -> Rows:
+    """The rows of the metrics of the job in a folder, one for each step."""
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     return [row for row in map(json.loads, lines) if row["step"] > 0]
 
@@ -67,8 +72,7 @@ def reference(setting: Setting, name: str, overrides: Sequence[str]) -> Rows:
     """The rows of a run that several checks compare with; the first of them makes it."""
     folder = setting.folder.parent / f"reference_{name}"
     if (folder / "run" / "result.json").exists():
-        lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
-        return [row for row in map(json.loads, lines) if row["step"] > 0]
+        return rows_of(folder)
     return run_job(folder, overrides)
 
 

@@ -2,8 +2,9 @@
 
 from functools import partial
 
-from gpu.checks import Check, FailedError, Found, Setting, attentions
+from gpu.checks import Check, FailedError, Found, Setting
 from gpu.jobs import compare, figure, measured, reference, run_job, sft
+from rft.actor.packing.kernels.choose import KERNELS
 from rft.strategy.attention import FLASH_PACKAGES, flash_package
 
 OFFLOADS = {
@@ -43,7 +44,7 @@ def checks() -> list[Check]:
             cuda=True,
         ),
     ]
-    for name in attentions():
+    for name in KERNELS:
         run = partial(trains, (*bf16, f"strategy.attention={name}"), 2e-2, 1e-1)
         title = "packed rows in bfloat16, beside float32"
         package = flash_package() or FLASH_PACKAGES[-1] if name == "flash" else None
