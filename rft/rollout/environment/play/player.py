@@ -1,6 +1,7 @@
 """The policy in an episode: one dialogue, and the samples of it."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from rft.batch.trajectory import Finish, Segment, Trajectory
@@ -39,6 +40,12 @@ class Policy:
     context: int
     forced_stop: ForcedStop | None
 
+    @cached_property
+    def _phrase(self) -> list[int]:
+        """The tokens of the forced stop's phrase."""
+        assert self.forced_stop is not None
+        return self.forced_stop.encode(self.encoder)
+
     async def answer(self, prompt: list[int], seed: int, most: int) -> Answer:
         """Samples an answer of at most `most` tokens, with what a forced stop inserts.
 
@@ -48,7 +55,7 @@ class Policy:
         stop = self.forced_stop
         if stop is None:
             return uncut(await self.turns.sample(prompt, seed, most, self.sampling))
-        phrase = stop.encode(self.encoder)
+        phrase = self._phrase
         start = await self.turns.sample(prompt, seed, stop.limit(seed, most, phrase), self.sampling)
         rest = stop.rest(prompt, start, seed, most, phrase)
         if rest is None:
