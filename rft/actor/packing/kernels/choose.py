@@ -65,7 +65,7 @@ def choose_kernel(strategy: Strategy, needs: AttentionNeeds, key: str) -> Attent
         if reason is None:
             if strategy.device_type == "cuda" and strategy.world.rank == 0:
                 skipped = "".join(f"; {text}" for text in reasons)
-                logging.getLogger(__name__).info("%s: packed rows attend by %s%s", key, name, skipped)
+                logging.getLogger(__name__).warning("%s: packed rows attend by %s%s", key, name, skipped)
             return kernel
         reasons.append(f"{name} cannot: {reason}")
     raise ValueError(

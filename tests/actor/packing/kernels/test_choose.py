@@ -51,6 +51,17 @@ def test_a_plan_for_gpus_has_the_tensors_of_torchs_kernel():
         choose_kernel(strategy("varlen", "cuda"), NEEDS, "actor")
 
 
+def test_the_log_says_which_kernel_auto_takes_and_which_cannot(caplog):
+    """At the level that a run shows."""
+    capped = AttentionNeeds(softcap=False, sinks=False, windows=False, width=320, heads=4, key_heads=2)
+    assert type(choose_kernel(strategy("auto", "cuda", torch.bfloat16), capped, "critic")) is SdpaKernel
+    [record] = caplog.records
+    assert record.levelname == "WARNING" and record.message == (
+        "critic: packed rows attend by sdpa; flash cannot: heads of 320 numbers: at most 256; varlen cannot: heads of "
+        "320 numbers: at most 256"
+    )
+
+
 def test_what_a_kernel_cannot_compute_is_named():
     capped = AttentionNeeds(softcap=True, sinks=False, windows=True, width=16, heads=4, key_heads=2)
     assert type(choose_kernel(strategy("flash", "cuda", torch.bfloat16), capped, "actor")) is PlannedKernel
