@@ -25,11 +25,9 @@ class FlashKernel(RowsKernel):
         self.third = package == FLASH_PACKAGES[0]
         self._functions = import_module(package if self.third else f"{package}.flash_attn_interface")
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, call: RowsCall, scaling: float, softcap: float | None
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: RowsCall) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """See `RowsKernel.forward`."""
-        options = _options(call, scaling, softcap) | {"causal": call.causal}
+        options = _options(call) | {"causal": call.causal}
         if self.third:
             out, lse, *_ = self._functions._flash_attn_forward(q, k, v, **options)
         else:
@@ -45,14 +43,12 @@ class FlashKernel(RowsKernel):
         out: Tensor,
         lse: Tensor,
         call: RowsCall,
-        scaling: float,
-        softcap: float | None,
         state: tuple[Tensor, ...],
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See `RowsKernel.backward`."""
         gradients = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         written = dict(zip(("dq", "dk", "dv"), gradients, strict=True))
-        options = _options(call, scaling, softcap) | written | {"deterministic": False}
+        options = _options(call) | written | {"deterministic": False}
         tensors = (gradient, q, k, v, out, lse)
         if self.third:
             self._functions._flash_attn_backward(*tensors, is_causal=call.causal, **options)
@@ -63,15 +59,15 @@ class FlashKernel(RowsKernel):
         return gradients
 
 
-def _options(call: RowsCall, scaling: float, softcap: float | None) -> dict[str, Tensor | int | float]:
+def _options(call: RowsCall) -> dict[str, Tensor | int | float]:
     """What all four functions take by the same names; -1 is no window, and 0 no soft cap."""
     return {
         "cu_seqlens_q": call.query_ends,
         "cu_seqlens_k": call.key_ends,
         "max_seqlen_q": call.longest_query,
         "max_seqlen_k": call.longest_key,
-        "softmax_scale": scaling,
+        "softmax_scale": call.scaling,
         "window_size_left": -1 if call.window is None else call.window - 1,
         "window_size_right": 0 if call.causal else -1,
-        "softcap": 0.0 if softcap is None else softcap,
+        "softcap": 0.0 if call.softcap is None else call.softcap,
     }

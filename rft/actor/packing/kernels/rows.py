@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from rft.actor.packing.kernels.base import AttentionKernel, AttentionNeeds, AttentionRule
+from rft.actor.packing.kernels.base import AttentionKernel, AttentionNeeds, AttentionRule, without_waiting
 from rft.actor.packing.layout import PackedSegment
 
 WIDEST = 256  # numbers of a head that the functions take
@@ -37,6 +37,8 @@ class RowsCall:
         longest_query, longest_key: tokens of the longest row.
         causal: the last query of a row sees all of its keys, the one before all but the last, and so on.
         window: a query sees at most so many keys; None for all.
+        scaling: of the products.
+        softcap: bound of the products, or None.
     """
 
     queries: Tensor | None
@@ -47,69 +49,73 @@ class RowsCall:
     longest_key: int
     causal: bool
     window: int | None
+    scaling: float
+    softcap: float | None
 
 
 @lru_cache(maxsize=8)  # the layers of a forward share them
-def rows_calls(segments: tuple[PackedSegment, ...], window: int | None, device: torch.device) -> tuple[RowsCall, ...]:
+def rows_calls(
+    segments: tuple[PackedSegment, ...],
+    window: int | None,
+    scaling: float,
+    softcap: float | None,
+    device: torch.device,
+) -> tuple[RowsCall, ...]:
     """The calls for a packed sequence; the first one has all queries.
 
     With a window that is shorter than a row behind a prefix, there is one call in which each such row has its prefix
     among its own keys.
     """
-    starts = [0, *accumulate(segment.rows * segment.length for segment in segments)]
-    places = torch.arange(starts[-1])
-    rows: list[int] = []  # lengths
-    whole: list[Tensor] = []  # keys of each row, its prefix first
-    behind: dict[int, list[int]] = {}  # segments by that of their prefix
-    for number, segment in enumerate(segments):
-        rows += [segment.length] * segment.rows
-        own = places[starts[number] : starts[number + 1]].view(segment.rows, segment.length)
-        if segment.prefix is not None:
-            behind.setdefault(segment.prefix, []).append(number)
-            first = places[starts[segment.prefix] : starts[segment.prefix + 1]]
-            own = torch.cat((first.expand(segment.rows, -1), own), 1)
-        whole += [*own]
-    totals = [len(keys) for keys in whole]
+    places = torch.arange(sum(segment.rows * segment.length for segment in segments))
+    own = places.split([segment.rows * segment.length for segment in segments])  # of each segment
+    before = [0 if segment.prefix is None else segments[segment.prefix].length for segment in segments]
+    rows = [segment.length for segment in segments for _ in range(segment.rows)]
+    totals = [length + segment.length for length, segment in zip(before, segments, strict=True)]  # keys of a row
     if window is not None and window >= max(totals):
         window = None
+
+    def call(
+        queries: list[Tensor],
+        keys: list[Tensor],
+        query_lengths: Sequence[int],
+        key_lengths: Sequence[int],
+        causal: bool,
+    ) -> RowsCall:
+        """Of the places of some tokens, or of all where there are none; a window is that of causal calls."""
+        ends = [torch.tensor([0, *accumulate(lengths)], dtype=torch.int32) for lengths in (query_lengths, key_lengths)]
+        return RowsCall(
+            queries=without_waiting(torch.cat(queries), device) if queries else None,
+            keys=without_waiting(torch.cat(keys), device) if keys else None,
+            query_ends=without_waiting(ends[0], device),
+            key_ends=without_waiting(ends[1], device),
+            longest_query=max(query_lengths),
+            longest_key=max(key_lengths),
+            causal=causal,
+            window=window if causal else None,
+            scaling=scaling,
+            softcap=softcap,
+        )
+
+    behind: dict[int, list[int]] = {}  # segments by that of their prefix
+    for number, segment in enumerate(segments):
+        if segment.prefix is not None:
+            behind.setdefault(segment.prefix, []).append(number)
     if window is not None and behind:
-        return (_call(None, torch.cat(whole), rows, totals, True, window, device),)
-    calls = [_call(None, None, rows, rows, True, window, device)]
+        keys = [
+            part
+            for segment, parts in zip(segments, own, strict=True)
+            for row in parts.split(segment.length)
+            for part in ((row,) if segment.prefix is None else (own[segment.prefix], row))
+        ]
+        key_lengths = [total for total, segment in zip(totals, segments, strict=True) for _ in range(segment.rows)]
+        return (call([], keys, rows, key_lengths, True),)
+    calls = [call([], [], rows, rows, True)]
     if behind:
-        parts = [torch.cat([places[starts[n] : starts[n + 1]] for n in numbers]) for numbers in behind.values()]
-        prefixes = [places[starts[number] : starts[number + 1]] for number in behind]
-        lengths = [len(part) for part in parts]
-        prefix_lengths = [len(prefix) for prefix in prefixes]
-        calls.append(_call(torch.cat(parts), torch.cat(prefixes), lengths, prefix_lengths, False, None, device))
+        queries = [torch.cat([own[number] for number in numbers]) for numbers in behind.values()]
+        prefixes = [own[number] for number in behind]
+        lengths = [[len(part) for part in parts] for parts in (queries, prefixes)]
+        calls.append(call(queries, prefixes, lengths[0], lengths[1], False))
     return tuple(calls)
-
-
-def _call(
-    queries: Tensor | None,
-    keys: Tensor | None,
-    query_lengths: Sequence[int],
-    key_lengths: Sequence[int],
-    causal: bool,
-    window: int | None,
-    device: torch.device,
-) -> RowsCall:
-    return RowsCall(
-        queries=None if queries is None else _moved(queries, device),
-        keys=None if keys is None else _moved(keys, device),
-        query_ends=_moved(torch.tensor([0, *accumulate(query_lengths)], dtype=torch.int32), device),
-        key_ends=_moved(torch.tensor([0, *accumulate(key_lengths)], dtype=torch.int32), device),
-        longest_query=max(query_lengths),
-        longest_key=max(key_lengths),
-        causal=causal,
-        window=window,
-    )
-
-
-def _moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device; the host does not wait for the copy."""
-    if device.type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 class RowsKernel(AttentionKernel):
@@ -120,9 +126,7 @@ class RowsKernel(AttentionKernel):
         return f"heads of {needs.width} numbers: at most {WIDEST}" if needs.width > WIDEST else None
 
     @abstractmethod
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, call: RowsCall, scaling: float, softcap: float | None
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: RowsCall) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """The result (n, heads, width), its log-sum-exp (heads, n) in float32, and what `backward` needs beside them.
 
         Args:
@@ -139,8 +143,6 @@ class RowsKernel(AttentionKernel):
         out: Tensor,
         lse: Tensor,
         call: RowsCall,
-        scaling: float,
-        softcap: float | None,
         state: tuple[Tensor, ...],
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradients of q, k and v through this call.
@@ -161,8 +163,8 @@ class RowsKernel(AttentionKernel):
             pad(states[0].transpose(0, 1), (0, padded - states.shape[3])).contiguous() for states in (query, key, value)
         )
         scaling = width**-0.5 if rule.scaling is None else rule.scaling
-        calls = rows_calls(segments, rule.window, query.device)
-        out: Tensor = _MergedCalls.apply(q, k, v, rule.sinks, self, calls, scaling, rule.softcap)
+        calls = rows_calls(segments, rule.window, scaling, rule.softcap, query.device)
+        out: Tensor = _MergedCalls.apply(q, k, v, rule.sinks, self, calls)
         return out[None, ..., :wanted]
 
 
@@ -182,18 +184,14 @@ class _MergedCalls(torch.autograd.Function):
         sinks: Tensor | None,
         kernel: RowsKernel,
         calls: tuple[RowsCall, ...],
-        scaling: float,
-        softcap: float | None,
     ) -> Tensor:
         first, *others = calls
-        out, lse, state = kernel.forward(
-            q, _chosen(k, first.keys), _chosen(v, first.keys), first, scaling, softcap
-        )  # (N, H, D), (H, N)
+        out, lse, state = kernel.forward(q, _chosen(k, first.keys), _chosen(v, first.keys), first)  # (N, H, D), (H, N)
         states = [state]
         for call in others:
             assert call.queries is not None
             parts = (q[call.queries], _chosen(k, call.keys), _chosen(v, call.keys))
-            more, its_lse, state = kernel.forward(*parts, call, scaling, softcap)
+            more, its_lse, state = kernel.forward(*parts, call)
             own = lse[:, call.queries]
             both = torch.logaddexp(own, its_lse)
             merged = out[call.queries] * _weights(own - both) + more * _weights(its_lse - both)
@@ -205,14 +203,14 @@ class _MergedCalls(torch.autograd.Function):
             out, lse = (out * _weights(lse - both)).to(out.dtype), both
         ctx.save_for_backward(q, k, v, sinks, out, lse, *(tensor for state in states for tensor in state))
         ctx.counts = [len(state) for state in states]
-        ctx.how = kernel, calls, scaling, softcap
+        ctx.how = kernel, calls
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, sinks, out, lse, *saved = ctx.saved_tensors
-        kernel, calls, scaling, softcap = ctx.how
+        kernel, calls = ctx.how
         gradient = gradient.contiguous()
         sums: list[Tensor | None] = [None, None, None]
         for call, count in zip(calls, ctx.counts, strict=True):
@@ -221,14 +219,14 @@ class _MergedCalls(torch.autograd.Function):
             parts = [_chosen(states, places) for states, places in zip((q, k, v), where, strict=True)]
             its_lse = lse if call.queries is None else lse[:, call.queries].contiguous()
             its_gradient, its_out = (_chosen(states, call.queries) for states in (gradient, out))
-            found = kernel.backward(its_gradient, *parts, its_out, its_lse, call, scaling, softcap, state)
+            found = kernel.backward(its_gradient, *parts, its_out, its_lse, call, state)
             for number, (part, places) in enumerate(zip(found, where, strict=True)):
                 sums[number] = _added(sums[number], part, places, (q, k, v)[number])
         sinks_grad = None
         if sinks is not None:  # the sink has probability p and value 0: its logit has the gradient -p (gradient . out)
             dot = (gradient.to(lse.dtype) * out).sum(-1).T  # (H, N)
             sinks_grad = -((sinks.to(lse.dtype)[:, None] - lse).exp() * dot).sum(1).to(sinks.dtype)
-        return *sums, sinks_grad, None, None, None, None
+        return *sums, sinks_grad, None, None
 
 
 def _weights(logarithms: Tensor) -> Tensor:

@@ -18,14 +18,12 @@ class VarlenKernel(RowsKernel):
         """See `AttentionKernel.refuses`."""
         return "soft-capped logits" if needs.softcap else super().refuses(needs)
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, call: RowsCall, scaling: float, softcap: float | None
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: RowsCall) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """See `RowsKernel.forward`."""
-        assert softcap is None
+        assert call.softcap is None
         lengths = (call.query_ends, call.key_ends, call.longest_query, call.longest_key)
         out, lse, seed, unused, _ = torch.ops.aten._flash_attention_forward(
-            q, k, v, *lengths, 0.0, call.causal, False, scale=scaling, **_window(call)
+            q, k, v, *lengths, 0.0, call.causal, False, scale=call.scaling, **_window(call)
         )
         return out, lse, (seed, unused)
 
@@ -38,14 +36,12 @@ class VarlenKernel(RowsKernel):
         out: Tensor,
         lse: Tensor,
         call: RowsCall,
-        scaling: float,
-        softcap: float | None,
         state: tuple[Tensor, ...],
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See `RowsKernel.backward`."""
         lengths = (call.query_ends, call.key_ends, call.longest_query, call.longest_key)
         gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
-            gradient, q, k, v, out, lse, *lengths, 0.0, call.causal, *state, scale=scaling, **_window(call)
+            gradient, q, k, v, out, lse, *lengths, 0.0, call.causal, *state, scale=call.scaling, **_window(call)
         )
         return gradients
 

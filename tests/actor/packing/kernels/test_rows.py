@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import torch
 
+from rft.actor.packing.kernels import rows
 from rft.actor.packing.kernels.base import AttentionNeeds
-from rft.actor.packing.kernels.rows import rows_calls
 from rft.actor.packing.kernels.varlen import VarlenKernel
 from rft.actor.packing.layout import PackedSegment
 
@@ -19,6 +19,12 @@ SEGMENTS = (
     PackedSegment(1, 1),
     PackedSegment(1, 2, prefix=4),
 )
+
+
+def rows_calls(segments, window, device):
+    found = rows.rows_calls(segments, window, 0.5, 9.0, device)
+    assert all((call.scaling, call.softcap) == (0.5, 9.0) for call in found)
+    return found
 
 
 def shown(call):
