@@ -42,7 +42,8 @@ def test_the_engine_holds_one_copy_in_its_dtype_and_none_asleep(name, ranks):
         for call in ("publish 0", "publish 1"):
             peak, after = grown(found[name], call)
             assert abs(after - copy) < SLACK
-            assert peak < copy + largest + SLACK
+            sent = -(-largest // len(ranks))  # the shard of the tensor before, which gloo may still hold
+            assert peak < copy + largest + sent + SLACK
         assert grown(found[name], "release")[1] < SLACK
 
 
