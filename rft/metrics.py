@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
+ReadNote = Callable[[list[float]], tuple[float, dict[str, Any]] | None]
+
 
 class Metrics:
     """Collects the numbers of one step.
@@ -27,8 +29,7 @@ class Metrics:
         self._largest: dict[str, float | Tensor] = {}
         self._counts: dict[str, int] = {}
         self._moments: dict[str, list[tuple[int, float, float]]] = {}  # (count, mean, squared deviations from it)
-        self._notes: list[tuple[float, dict[str, Any]]] = []
-        self._at_end: list[Callable[[], None]] = []
+        self._notes: dict[ReadNote, list[Tensor]] = {}  # tables that stay on their device
 
     def add(self, name: str, total: float | Tensor, weight: float | Tensor = 1.0) -> None:
         """Adds to the sum and to the weight of a mean. Tensors stay on their device until `reduce`."""
@@ -52,18 +53,6 @@ class Metrics:
         else:
             self._largest[name] = max(before, value)
 
-    def at_end(self, function: Callable[[], None]) -> None:
-        """Calls a function once, before the numbers or the notes of the step are read.
-
-        It may read tensors: the micro-batches of the step do not wait for it.
-        """
-        self._at_end.append(function)
-
-    def _end(self) -> None:
-        functions, self._at_end = self._at_end, []
-        for function in functions:
-            function()
-
     def count(self, name: str, number: int) -> None:
         """Adds to a number that is summed over the step and over all ranks."""
         self._counts[name] = self._counts.get(name, 0) + number
@@ -81,14 +70,20 @@ class Metrics:
         weights = torch.where(mask, weights.detach().double(), 0.0)
         _add(self._weights, name, (mask.sum(), weights.sum(), weights.square().sum()))
 
-    def note(self, size: float, note: dict[str, Any]) -> None:
-        """Keeps a record about a single token, sorted by size; see `largest_notes`."""
-        self._notes.append((size, note))
+    def notes(self, table: Tensor, read: ReadNote) -> None:
+        """Keeps records about single tokens; see `largest_notes`. The table stays on its device until then.
+
+        Args:
+            table: (W, C) float64, a record a row.
+            read: from the C numbers of a row to the size of the record and the record; None drops it.
+        """
+        self._notes.setdefault(read, []).append(table.detach())
 
     def largest_notes(self, count: int, gather: Callable[[Any], list[Any]]) -> list[dict[str, Any]]:
         """The largest notes of all ranks, largest first; `gather` as in `reduce`."""
-        self._end()
-        all_notes = [note for rank_values in gather(_largest(self._notes, count)) for note in rank_values]
+        found = [read(row) for read, tables in self._notes.items() for row in torch.cat(tables).tolist()]
+        own = _largest([note for note in found if note is not None], count)
+        all_notes = [note for rank_values in gather(own) for note in rank_values]
         return [note for _, note in _largest(all_notes, count)]
 
     @contextmanager
@@ -118,7 +113,6 @@ class Metrics:
         Args:
             gather: `World.gather`: the argument of every rank, on every rank.
         """
-        self._end()
         single: dict[str, tuple[float | Tensor, ...]] = {name: (value,) for name, value in self._largest.items()}
         *local_sums, local_largest = _as_floats([self._pairs, self._weights, single])
         pairs: dict[str, tuple[float, ...]] = {}

@@ -30,6 +30,7 @@ from rft.algorithm.mismatch import log_policy_mismatch
 from rft.algorithm.objective import Update
 from rft.batch.balance import Cost
 from rft.batch.columns import candidates, predicted
+from rft.batch.device import HostColumns
 from rft.metrics import Metrics
 from rft.ranges import OpenFraction, PositiveInt
 from rft.strategy.base import TrainState
@@ -219,15 +220,13 @@ class Actor(TrainableModel):
         self, batch: TensorDict, outputs: tuple[str, ...], temperature: float, dummy: TensorDict | None
     ) -> Columns:
         """See `ColumnModel.compute`; the outputs are those of the network of its head."""
-        zeros = torch.zeros(batch["loss_mask"].shape, device=batch["loss_mask"].device)
-        columns = {output: zeros.clone() for output in outputs}
+        found = HostColumns(outputs, batch["loss_mask"].shape, self.world.device)
         for micro in self._micro_batches(batch, batch[:1] if dummy is None else dummy):
             for output, part in self._forward(micro, outputs, temperature).items():
-                if part.dim() > columns[output].dim():  # several numbers a token
-                    columns[output] = part.new_zeros(*zeros.shape, *part.shape[2:], device=zeros.device)
-                columns[output][micro.rows, : part.shape[1]] = part[: len(micro.rows)].to(zeros.device)
+                found.write(output, micro.rows, part[: len(micro.rows)])
         self.strategy.reshard(self.network)
-        return columns
+        found.wait()
+        return found.columns
 
     def update(
         self, batch: TensorDict, dummy: TensorDict, update: Update, temperature: float, metrics: Metrics
@@ -251,7 +250,7 @@ class Actor(TrainableModel):
         columns, rows = self._forward(micro, update.outputs, temperature), micro.batch
         if "logprobs" in columns and "old_logprobs" not in rows.keys():
             rows["old_logprobs"] = columns["logprobs"].detach()
-        loss, shares, statistics = update.objective(columns, rows)
+        loss, shares, statistics = update.objective(columns, rows, micro.trajectories)
         with self.world.wait.during(f"the backward pass of {self.key}"):
             self.strategy.backward(self.network, self.train_state.scale.factor * loss, micro.last)
         statistics |= {name: columns[name] for name in update.watch}

@@ -22,7 +22,7 @@ from rft.actor.logprobs import LogitShape, token_logprobs, top_logprobs
 from rft.actor.moe import ROUTER_BALANCE, record_router_logits
 from rft.actor.packing.layout import PackedLayout, SequenceShard
 from rft.actor.packing.sequence_shard import shard_queries
-from rft.batch.columns import chosen_places, over
+from rft.batch.columns import chosen_places, rows_and_columns
 
 SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")  # names in configs
 CAPS = ("final_logit_softcapping", "logits_soft_cap")
@@ -44,12 +44,12 @@ class LogitQueries:
     places: Tensor
     shard: SequenceShard | None
 
-    def columns(self, outputs: dict[str, Tensor], where: Tensor) -> dict[str, Tensor]:
-        """Scatters outputs (Q,) to the chosen tokens (B, T - 1) of this rank's rows: columns (B, T), zero elsewhere.
+    def columns(self, outputs: dict[str, Tensor], chosen: Tensor, shape: torch.Size) -> dict[str, Tensor]:
+        """Scatters outputs (Q,) to the chosen tokens of this rank's rows: columns (B, T), zero elsewhere.
 
         Outputs (Q, K) become columns (B, T, K).
         """
-        return {name: aligned(self._returned(values), where) for name, values in outputs.items()}
+        return {name: aligned(self._returned(values), chosen, shape) for name, values in outputs.items()}
 
     def choose(self, values: Tensor) -> Tensor:
         """From values of the tokens of the forward (N, K) to those of the chosen tokens of this rank's rows (P, K)."""
@@ -84,11 +84,15 @@ def gather_queries(
     return LogitQueries(states[places], layout.shard.targets, places, layout.shard)
 
 
-def aligned(values: Tensor, where: Tensor) -> Tensor:
-    """Scatters values (N,) or (N, K) to the chosen positions (B, T - 1) of a zero column (B, T) or (B, T, K)."""
-    chosen = nn.functional.pad(where, (1, 0))
-    column = torch.zeros(*chosen.shape, *values.shape[1:], dtype=values.dtype, device=values.device)
-    return column.masked_scatter(over(chosen, column), values)
+def aligned(values: Tensor, chosen: Tensor, shape: torch.Size) -> Tensor:
+    """Scatters values (N,) or (N, K) to the chosen tokens of a zero column (B, T) or (B, T, K).
+
+    Args:
+        chosen: (N,) their places; see `chosen_places`.
+        shape: B and T.
+    """
+    # the backward pass of `masked_scatter` counts the mask, for which the host would wait
+    return values.new_zeros(*shape, *values.shape[1:]).index_put(rows_and_columns(chosen, shape), values)
 
 
 class LanguageNetwork(nn.Module):
@@ -126,7 +130,6 @@ class LanguageNetwork(nn.Module):
             candidates: (B, T, K) ids of the tokens of `candidate_logprobs` (B, T, K).
             top: K of `top_ids` and `top_logprobs` (B, T, K), and the size of the vocabulary's beginning to search.
         """
-        where = select[:, 1:]
         chosen = chosen_places(select) if chosen is None else chosen
         with record_router_logits(self.model.base_model, ROUTER_BALANCE in outputs) as recorder:
             queries = gather_queries(self.model.base_model, tokens, chosen, layout, candidates, media)
@@ -154,9 +157,13 @@ class LanguageNetwork(nn.Module):
             columns |= {"logprobs": logprobs, "entropy": entropy, "sum_p_squared": squares}
             if candidates is not None:
                 columns |= {"logprobs": logprobs[:, 0], "candidate_logprobs": logprobs[:, 1:]}
-        found = queries.columns({name: columns[name] for name in outputs if name != ROUTER_BALANCE}, where)
+        found = queries.columns(
+            {name: columns[name] for name in outputs if name != ROUTER_BALANCE}, chosen, select.shape
+        )
         if ROUTER_BALANCE in outputs:
-            found[ROUTER_BALANCE] = aligned(recorder.balance(queries.choose, where), where)
+            rows, _ = rows_and_columns(chosen, select.shape)
+            balance = recorder.balance(queries.choose, rows, len(select))
+            found[ROUTER_BALANCE] = aligned(balance, chosen, select.shape)
         return found
 
 
@@ -185,14 +192,13 @@ class ValueNetwork(nn.Module):
         Args:
             chosen: `chosen_places` of `select`, if the caller has them.
         """
-        where = select[:, 1:]
         chosen = chosen_places(select) if chosen is None else chosen
         queries = gather_queries(self.model, tokens, chosen, layout, media=media)
         dtype = torch.promote_types(queries.states.dtype, torch.float32)
         values = nn.functional.linear(queries.states.to(dtype), self.head.weight.to(dtype), self.head.bias.to(dtype))[
             :, 0
         ]
-        return queries.columns({"values": values}, where)
+        return queries.columns({"values": values}, chosen, select.shape)
 
 
 class ScoreNetwork(nn.Module):
@@ -256,10 +262,9 @@ class StepNetwork(nn.Module):
         """
         assert layout is None or layout.shard is None, "each rank reads the tokens of its own rows"
         states, place = run_backbone(self.model.base_model, tokens, layout, media)
-        where = select[:, 1:]
         chosen = chosen_places(select) if chosen is None else chosen
         bad, good = labelled(self.model, states[place[:, 1:].flatten()[chosen]]).unbind(1)
-        return {"score": aligned(good - bad, where)}
+        return {"score": aligned(good - bad, chosen, select.shape)}
 
 
 def labelled(model: PreTrainedModel, states: Tensor) -> Tensor:

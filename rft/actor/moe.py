@@ -25,7 +25,7 @@ class RouterRecorder:
     logits: list[Tensor] = field(default_factory=list)
     chosen: list[Tensor] = field(default_factory=list)
 
-    def balance(self, choose: Callable[[Tensor], Tensor], where: Tensor) -> Tensor:
+    def balance(self, choose: Callable[[Tensor], Tensor], row: Tensor, count: int) -> Tensor:
         """The sequence-wise balance loss of DeepSeek-V3 (2412.19437, eq. 17-20), the share of each token, (Q,).
 
         For a row of T chosen tokens that each go to k of E experts: the sum over experts i, and over routers, of
@@ -34,15 +34,15 @@ class RouterRecorder:
 
         Args:
             choose: from a tensor of all tokens of the forward (N, .) to the chosen tokens (Q, .).
-            where: (B, .) bool, Q of them True: the chosen tokens of each row.
+            row: (Q,) the row of each chosen token.
+            count: B, the number of rows.
         """
-        row = where.nonzero()[:, 0]  # (Q,)
-        tokens = where.sum(1)  # (B,)
-        total = torch.zeros(len(row), device=where.device)
+        total = torch.zeros(len(row), device=row.device)
+        tokens = torch.zeros(count, device=row.device).index_add_(0, row, torch.ones_like(total))  # (B,)
         for logits, chosen in zip(self.logits, self.chosen, strict=True):
             affinity = choose(logits).float().softmax(-1)  # (Q, E)
             routed = torch.zeros_like(affinity).scatter_(1, choose(chosen), 1.0)
-            load = torch.zeros(len(where), affinity.shape[1], device=where.device).index_add_(0, row, routed)
+            load = torch.zeros(count, affinity.shape[1], device=row.device).index_add_(0, row, routed)
             load *= affinity.shape[1] / chosen.shape[1] / tokens.clamp(min=1)[:, None]  # (B, E)
             total = total + (load[row] * affinity).sum(-1) / tokens[row]
         return total

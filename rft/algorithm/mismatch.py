@@ -12,6 +12,14 @@ from rft.metrics import Metrics
 
 WORST = 5  # tokens of a step that are written one by one
 CONTEXT = 8  # tokens before each of them
+RECORD = {  # of each: of its row, its position in the response, its id, and its log-probabilities
+    "group": int,
+    "unit": int,
+    "position": int,
+    "token": int,
+    "trainer": float,
+    "engine": float,
+}
 TOLERANCE = {"float32": 1e-4, "float16": 0.06, "bfloat16": 0.5}  # largest allowed gap of a token, in nats
 
 
@@ -47,22 +55,15 @@ def log_policy_mismatch(metrics: Metrics, old_logprobs: Tensor, rows: TensorDict
     metrics.mean("rollout/ppl_gap", -log_rho.sum(dim=1) / keep.sum(dim=1).clamp(min=1), keep.any(dim=1))
     metrics.mean("rollout/chi2", rho.square() - 1, keep)
     metrics.effective_share("rollout/ess", rho, keep)
-    columns = worst_columns(old_logprobs, rows)
-
-    def note() -> None:
-        for token in token_records(columns):
-            metrics.note(abs(token["trainer"] - token["engine"]), token)
-
-    metrics.at_end(note)
+    metrics.notes(worst_tokens(old_logprobs, rows), token_record)
 
 
-def worst_columns(logprobs: Tensor, rows: TensorDict) -> dict[str, Tensor]:
+def worst_tokens(logprobs: Tensor, rows: TensorDict) -> Tensor:
     """The tokens whose log-probability (B, T) is farthest from that of the engine, the farthest first.
 
     Returns:
-        Of each of at most `WORST` tokens, on the device: `group` and `unit` of the row, `position` in the response,
-        `token` (its id), `trainer` and `engine` (the log-probabilities), `before` (W, CONTEXT), the ids of the tokens
-        in front of it or -1, and `gap`, -1 of a token that does not train.
+        (W, 7 + CONTEXT) float64 on the device, of at most `WORST` tokens: the gap, -1 of a token that does not train;
+        the numbers of `RECORD`; and the ids of the tokens in front of it, or -1.
     """
     keep, ids = rows["loss_mask"], rows["tokens", "input_ids"]
     gaps = log_ratio(logprobs, rows["rollout_logprobs"], keep).abs().masked_fill(~keep, -1.0).flatten()  # (B * T,)
@@ -70,21 +71,25 @@ def worst_columns(logprobs: Tensor, rows: TensorDict) -> dict[str, Tensor]:
     row, column = places // keep.shape[1], places % keep.shape[1]
     window = column[:, None] + torch.arange(CONTEXT, device=ids.device)
     before = torch.nn.functional.pad(ids, (CONTEXT, 0), value=-1)[row[:, None], window]  # (W, CONTEXT)
-    return {
-        "gap": largest,
-        "group": rows["group"][row],
-        "unit": rows["unit"][row],
-        "position": column - rows["response_mask"].int().argmax(1)[row],
-        "token": ids[row, column],
-        "trainer": logprobs[row, column],
-        "engine": rows["rollout_logprobs"][row, column],
-        "before": before,
-    }
+    numbers = (
+        largest,
+        rows["group"][row],
+        rows["unit"][row],
+        column - rows["response_mask"].int().argmax(1)[row],
+        ids[row, column],
+        logprobs[row, column],
+        rows["rollout_logprobs"][row, column],
+    )
+    return torch.cat([torch.stack([number.double() for number in numbers], 1), before.double()], 1)
 
 
-def token_records(columns: dict[str, Tensor]) -> list[dict[str, Any]]:
-    """A dict of plain numbers for each token that trains, from the columns of `worst_columns`."""
-    listed = {name: values.tolist() for name, values in columns.items()}
-    tokens = [dict(zip(listed, numbers, strict=True)) for numbers in zip(*listed.values(), strict=True)]
-    trained = [token for token in tokens if token.pop("gap") >= 0]
-    return [token | {"before": [one for one in token["before"] if one >= 0]} for token in trained]
+def token_record(numbers: list[float]) -> tuple[float, dict[str, Any]] | None:
+    """The gap and the record of a token, from a row of `worst_tokens`; None for a token that does not train.
+
+    A record has the numbers of `RECORD`, and `before`, the ids of the tokens in front of it.
+    """
+    gap, rest = numbers[0], numbers[1:]
+    if not gap >= 0:  # NaN, too
+        return None
+    record: dict[str, Any] = {name: kind(number) for (name, kind), number in zip(RECORD.items(), rest, strict=False)}
+    return gap, record | {"before": [int(token) for token in rest[len(RECORD) :] if token >= 0]}

@@ -112,13 +112,14 @@ class Objective:
         return loss, weights, statistics
 
     def __call__(
-        self, outputs: dict[str, Tensor], batch: TensorDict
+        self, outputs: dict[str, Tensor], batch: TensorDict, trajectories: Trajectories | None
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
         """Evaluates every term on a micro-batch.
 
         Args:
             outputs: the columns of the forward, (B, T) each.
             batch: the micro-batch, with `loss_weights` (B, T) that sum to what the aggregation says over the step.
+            trajectories: of the micro-batch; None where each of them is one row.
 
         Returns:
             The scalar to differentiate, each term's share of `loss/<term>` (detached scalars that add up over
@@ -127,7 +128,6 @@ class Objective:
         total = torch.zeros((), device=batch["unit_weights"].device)
         shares: dict[str, Tensor] = {}
         statistics: dict[str, Tensor] = {}
-        trajectories = trajectories_of(batch)
         for term in self.terms:
             loss, weights, numbers = self.evaluate(term, outputs, batch, trajectories)
             share = (loss * weights).where(weights != 0, 0.0).sum()

@@ -7,6 +7,7 @@ the rows of a trajectory joined into one row, and what they write is split over 
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from functools import cached_property
 
 import torch
@@ -14,6 +15,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.batch.columns import kind_of
+from rft.batch.device import to_device
 
 
 class Trajectories:
@@ -69,6 +71,16 @@ class Trajectories:
             return column[self.owner]
         rows = column.new_zeros(len(self.owner), self._width, *column.shape[2:])
         return rows.index_put(self._from, column[self._to])
+
+    def of_copy(self, batch: TensorDict) -> "Trajectories":
+        """The same trajectories, of a copy of the batch on another device."""
+        device, moved = batch["turn"].device, copy(self)
+        moved._batch = batch
+        moved.owner, moved.last = to_device(self.owner, device), to_device(self.last, device)
+        moved._from, moved._to = (
+            (to_device(row, device), to_device(column, device)) for row, column in (self._from, self._to)
+        )
+        return moved
 
     @property
     def is_last(self) -> Tensor:

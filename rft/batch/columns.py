@@ -60,6 +60,7 @@ micro-batch do not need. `media` is never padded and never cut; see `rft/batch/m
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+import torch
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -143,6 +144,12 @@ def chosen_places(select: Tensor) -> Tensor:
     A host that reads them from a mask on a GPU waits for it.
     """
     return select[:, 1:].flatten().nonzero()[:, 0]
+
+
+def rows_and_columns(chosen: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
+    """The row and the column (Q,) of each chosen token among tokens (B, T); see `chosen_places`."""
+    width = max(1, shape[1] - 1)
+    return chosen // width, chosen % width + 1
 
 
 def lengths(batch: TensorDict) -> Tensor:

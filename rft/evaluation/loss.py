@@ -11,6 +11,7 @@ from rft.actor.base import ColumnModel, Columns
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.roles import POLICY
 from rft.algorithm.step import StepContext, current_columns, prepare_batch, prepare_mini_batch
+from rft.algorithm.trajectories import trajectories_of
 from rft.data.base import GivenTexts, SourceContext
 from rft.data.rows.lazy import Rows
 from rft.distributed import SINGLE_PROCESS
@@ -74,7 +75,7 @@ class LossEvaluator(Evaluator):
         outputs = compute(POLICY, batch, update.outputs)
         if "logprobs" in outputs and "old_logprobs" not in batch.keys():
             batch["old_logprobs"] = outputs["logprobs"]
-        loss, _, statistics = update.objective(outputs, batch)
+        loss, _, statistics = update.objective(outputs, batch, trajectories_of(batch))
         metrics, keep = Metrics(), batch["loss_mask"]
         metrics.add(LOSS, loss, 1.0 / world.size)
         for name in algorithm.policy.terms[0].plugin.facts.statistics:

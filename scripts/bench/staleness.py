@@ -117,7 +117,7 @@ def train(algorithm: Algorithm, staleness: int, seed: int, updates: int) -> floa
         current = outputs(table, task.prompts, tokens)
         algorithm.estimate_advantages(batch, alone, metrics)
         algorithm.prepare({name: column.detach() for name, column in current.items()}, batch, alone, update, metrics)
-        loss, _, _ = algorithm.policy(current, batch)
+        loss, _, _ = algorithm.policy(current, batch, None)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

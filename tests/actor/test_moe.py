@@ -27,9 +27,8 @@ def test_the_balance_by_hand():
     """Two rows of 2 and 1 tokens among 4 of a forward; 3 experts, one for each token."""
     affinity = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6], [0.5, 0.25, 0.25], [0.2, 0.6, 0.2]])
     chosen = torch.tensor([[0], [2], [0], [1]])
-    where = torch.tensor([[False, True, True], [True, False, False]])
     recorder = RouterRecorder([affinity.log(), torch.zeros(4, 3)], [chosen, chosen])
-    found = recorder.balance(lambda tokens: tokens[[0, 3, 2]], where)
+    found = recorder.balance(lambda tokens: tokens[[0, 3, 2]], torch.tensor([0, 0, 1]), 2)
     # row 0: tokens 0 and 3 went to experts 0 and 1, so f = 3/2, 3/2, 0; row 1: token 2 to expert 0, f = 3, 0, 0
     # the second router has affinities of 1/3: f_i P_i is 1 in all
     shares = [(1.5 * 0.9 + 1.0) / 2, (1.5 * 0.8 + 1.0) / 2, 3 * 0.5 + 1.0]

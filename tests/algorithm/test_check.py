@@ -206,7 +206,7 @@ def test_gmpo_with_weights_is_the_geometric_mean_of_the_ratios_to_the_rollout_po
     columns |= {"loss_mask": torch.tensor([[False, True, True]]), "unit_weights": torch.ones(1, dtype=torch.float64)}
     batch = TensorDict(columns | {"advantages": torch.full((1, 3), 2.0, dtype=torch.float64)}, batch_size=[1])
     made.correction.unsigned(old, batch, lambda tensor: tensor, Metrics())
-    total, _, _ = made.policy({"logprobs": now}, batch)
+    total, _, _ = made.policy({"logprobs": now}, batch, None)
     assert float(total) == pytest.approx(-2 * math.exp((0.7 + 0.2) / 2), rel=1e-12)
 
 

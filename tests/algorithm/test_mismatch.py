@@ -6,7 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rft.algorithm.mismatch import log_policy_mismatch, token_records, worst_columns
+from rft.algorithm.mismatch import log_policy_mismatch, token_record, worst_tokens
 from rft.metrics import Metrics
 from tests.helpers import batch_of
 
@@ -88,22 +88,23 @@ def test_each_is_the_divergence_it_is_named_for():
     assert found["rollout/ess"] == pytest.approx(1 / (1 + chi2), rel=1e-9)
 
 
-def worst_tokens(logprobs, rows):
-    return token_records(worst_columns(logprobs, rows))
+def records(logprobs, rows):
+    read = map(token_record, worst_tokens(logprobs, rows).tolist())
+    return [note[1] for note in read if note is not None]
 
 
 def test_the_worst_tokens_are_told_one_by_one():
-    found = worst_tokens(OLD, batch(ROLLOUT, KEEP))
+    found = records(OLD, batch(ROLLOUT, KEEP))
     assert [(token["unit"], token["token"], token["position"]) for token in found] == [(0, 2, 1), (0, 1, 0), (1, 4, 0)]
     assert found[0] == {
         "group": 0, "unit": 0, "position": 1, "token": 2, "trainer": -3.0, "engine": -2.0, "before": [0, 1]
     }  # fmt: skip
     many = torch.ones(4, 9, dtype=torch.bool)
     gaps = torch.arange(36.0).reshape(4, 9)
-    worst = worst_tokens(gaps, batch(torch.zeros(4, 9), many))
+    worst = records(gaps, batch(torch.zeros(4, 9), many))
     assert [token["token"] for token in worst] == [35, 34, 33, 32, 31]
     assert worst[0]["before"] == list(range(27, 35))
-    assert worst_tokens(OLD, batch(ROLLOUT, torch.zeros_like(KEEP))) == []
+    assert records(OLD, batch(ROLLOUT, torch.zeros_like(KEEP))) == []
 
 
 def test_of_all_ranks_the_worst_tokens_are_told():

@@ -73,7 +73,7 @@ def test_outputs_and_reads_are_those_of_all_terms_once():
 
 def test_total_gradient_shares_and_statistics_by_hand():
     outputs, batch = case()
-    total, shares, statistics = Objective([term("tokens"), term("rows", 0.1, "mine")])(outputs, batch)
+    total, shares, statistics = Objective([term("tokens"), term("rows", 0.1, "mine")])(outputs, batch, None)
     # tokens: 0.5 * 2 * 1 + 0.25 * 3 * 2 + 0.25 * 5 * 3 = 6.25; rows: 0.5 * 10 * 3 + 0.25 * 20 * 7 = 50
     assert float(total.detach()) == pytest.approx(6.25 + 0.1 * 50)
     assert {name: float(share) for name, share in shares.items()} == {"loss/tokens": 6.25, "loss/mine": 50.0}
@@ -111,15 +111,15 @@ def test_a_value_of_another_shape_is_refused_and_not_broadcast(name, shape, said
     wrong = term(name)
     monkeypatch.setattr(wrong.plugin, "function", lambda *_: (torch.ones(shape, dtype=F64), {}))
     with pytest.raises(ValueError, match=said):
-        Objective([wrong])(*case())
+        Objective([wrong])(*case(), None)
 
 
 def test_a_coefficient_is_asked_every_time():
     outputs, batch = case()
     objective = Objective([term("tokens", 1.0)])
-    once, shares, _ = objective(outputs, batch)
+    once, shares, _ = objective(outputs, batch, None)
     objective.terms[0].coef.coef = 3.0
-    thrice, same, _ = objective(outputs, batch)
+    thrice, same, _ = objective(outputs, batch, None)
     assert float((thrice / once).detach()) == 3.0
     assert same == shares, "what is logged is without the coefficient"
 
@@ -128,10 +128,10 @@ def test_a_coefficient_is_asked_every_time():
 def test_what_weighs_nothing_may_be_nonsense(nonsense):
     outputs, batch = case()
     batch["advantages"][1, 2] = nonsense
-    total, _, _ = Objective([term("tokens")])(outputs, batch)
+    total, _, _ = Objective([term("tokens")])(outputs, batch, None)
     assert float(total.detach()) == pytest.approx(6.25)
     batch["advantages"][1, 1] = nonsense
-    total, _, _ = Objective([term("tokens")])(outputs, batch)
+    total, _, _ = Objective([term("tokens")])(outputs, batch, None)
     assert not total.isfinite()
 
 
@@ -139,7 +139,7 @@ def test_a_batch_that_weighs_nothing_has_a_zero_gradient_and_still_a_graph():
     outputs, batch = case()
     for name in ("loss_weights", "unit_weights"):
         batch[name] = torch.zeros_like(batch[name])
-    total, shares, _ = Objective([term("tokens"), term("rows")])(outputs, batch)
+    total, shares, _ = Objective([term("tokens"), term("rows")])(outputs, batch, None)
     total.backward()
     assert float(total.detach()) == 0.0 and not any(shares.values())
     assert not outputs["logprobs"].grad.any()
@@ -151,7 +151,7 @@ def test_what_a_plugin_prepares_is_a_column_of_the_batch():
     assert objective.prepares == objective.outputs == ("entropy",)
     objective.prepare(outputs, batch, all_sum=lambda tensor: 2 * tensor, seed=7)
     assert batch["share"].tolist() == [[7.0, 7.0025, 7.01], [7.0, 7.0225, 7.04]]
-    total, _, _ = objective(outputs, batch)
+    total, _, _ = objective(outputs, batch, None)
     assert float(total.detach()) == pytest.approx(0.5 * 7.0025 + 0.25 * 7.01 * 2 + 0.25 * 7.0225 * 3)
 
 
@@ -161,7 +161,7 @@ def test_a_mask_stops_the_gradient_of_the_loss_alone():
     objective = Objective([term("tokens"), term("rows")], mask)
     assert objective.prepares == ("logprobs",) and objective.reads == ("advantages", "scores")
     objective.prepare(outputs, batch, all_sum=lambda tensor: tensor, seed=0)
-    total, shares, _ = objective(outputs, batch)
+    total, shares, _ = objective(outputs, batch, None)
     assert shares["loss/tokens"] == 6.25, "the value and the weights stay"
     logprobs, entropy = torch.autograd.grad(total, [outputs["logprobs"], outputs["entropy"]])
     assert logprobs.tolist() == [[0.0, 0.0, -0.75], [0.0, -1.25, 0.0]]
@@ -172,7 +172,7 @@ def test_correction_weighs_the_loss_and_not_the_terms():
     outputs, batch = case()
     batch["correction_weights"] = torch.tensor([[0.0, 2.0, 0.0], [0.0, 1.0, 1.0]], dtype=F64)
     objective = Objective([term("tokens"), term("tokens", 0.1, "again")], corrected=True)
-    total, shares, _ = objective(outputs, batch)
+    total, shares, _ = objective(outputs, batch, None)
     assert {name: float(share) for name, share in shares.items()} == {"loss/tokens": 5.75, "loss/again": 6.25}
     assert float(total.detach()) == pytest.approx(5.75 + 0.625)
     assert objective.spoilt_rows(outputs, batch) == {}
@@ -186,4 +186,4 @@ def test_correction_weighs_a_row_with_the_geometric_mean_of_its_weights():
     objective = Objective([means_term], corrected=True)
     _, weights, _ = objective.evaluate(means_term, outputs, batch)
     assert torch.equal(weights, batch["unit_weights"] * torch.tensor([4.0, 0.0], dtype=F64))
-    assert float(objective(outputs, batch)[0].detach()) == float((plain * weights).sum().detach())
+    assert float(objective(outputs, batch, None)[0].detach()) == float((plain * weights).sum().detach())

@@ -9,6 +9,7 @@ from rft.algorithm.token_weights.correction import CorrectionOptions, Rule
 from rft.algorithm.trajectories import Trajectories, joined_rows, trajectories_of
 from rft.batch.collate import collate
 from rft.metrics import Metrics
+from tests.e2e.host_waits import HostWaits
 from tests.helpers import plain_algorithm
 
 REINFORCE = {"loss": {"name": "reinforce"}}
@@ -84,6 +85,19 @@ def test_joining_is_differentiable():
     assert column.grad.bool().equal(batch["response_mask"])
 
 
+def test_a_copy_on_another_device_is_the_same_and_reads_nothing_there():
+    batch = dialogues()
+    made, found = Trajectories(batch), []
+    with HostWaits(found):
+        copy = made.of_copy(other := batch.clone())
+        rows, split, last = copy.rows, copy.split(copy.join(other["turn"])), copy.is_last
+    assert found == []
+    assert all(rows[name].equal(made.rows[name]) for name in made.rows.keys(True, True))
+    assert split.equal(made.split(made.join(batch["turn"])))
+    assert last.equal(made.is_last)
+    assert copy.rows is not made.rows
+
+
 def test_written_columns_are_split_and_others_are_left():
     batch, before = dialogues(), dialogues()
     with joined_rows(batch, {"logprobs": torch.ones(batch["turn"].shape)}) as (rows, outputs):
@@ -111,7 +125,7 @@ def step(algorithm, batch):
     prepare_mini_batch(algorithm, batch, {}, 0, context)
     logprobs = torch.zeros(batch["turn"].shape, requires_grad=True)
     batch["old_logprobs"] = logprobs.detach()
-    total, _, statistics = algorithm.policy({"logprobs": logprobs}, batch)
+    total, _, statistics = algorithm.policy({"logprobs": logprobs}, batch, trajectories_of(batch))
     total.backward()
     assert all(len(number) == len(batch) for number in statistics.values())
     batch["gradient"] = logprobs.grad

@@ -5,7 +5,7 @@ import torch
 from tensordict import TensorDict
 
 from rft.batch.collate import collate, mini_batches, trim
-from rft.batch.columns import check_columns, fields, lengths
+from rft.batch.columns import check_columns, chosen_places, fields, lengths, rows_and_columns
 
 
 def row(length, **more):
@@ -105,3 +105,11 @@ def test_a_column_with_two_writers():
         ValueError, match=r"^critic writes the column 'values', which algorithm\.source already writes$"
     ):
         check_columns(stages)
+
+
+def test_chosen_places_are_rows_and_columns():
+    select = torch.tensor([[True, False, True], [False, True, True]])  # the first column predicts nothing
+    rows, columns = rows_and_columns(chosen_places(select), select.shape)
+    assert (rows.tolist(), columns.tolist()) == ([0, 1, 1], [2, 1, 2])
+    alone = torch.ones(2, 1, dtype=torch.bool)
+    assert all(len(places) == 0 for places in rows_and_columns(chosen_places(alone), alone.shape))

@@ -1,7 +1,4 @@
-"""Finds operations for which the host would wait for a GPU: their results decide a size or a number on the host.
-
-It sees the outer operation alone, and so not that `masked_scatter_backward` calls `masked_select` and waits.
-"""
+"""Finds operations for which the host would wait for a GPU: their results decide a size or a number on the host."""
 
 import traceback
 from contextlib import contextmanager
@@ -19,6 +16,7 @@ READ = {
     aten._unique2.default,
     aten.bincount.default,
     aten.equal.default,
+    aten.masked_scatter_backward.default,  # calls the next one, which no mode sees
     aten.masked_select.default,
     aten.nonzero.default,
     aten.repeat_interleave.Tensor,
@@ -26,7 +24,6 @@ READ = {
     aten.unique_dim.default,
 }
 INDEXED = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
-NUMBERED = ("pairs.py", "sequence.py")  # losses over pairs or whole groups number these, once in a micro-batch
 HERE = str(Path(rft.__file__).parent)
 
 
@@ -41,20 +38,23 @@ class HostWaits(TorchDispatchMode):
         masks = func in INDEXED and any(isinstance(i, torch.Tensor) and i.dtype == torch.bool for i in args[1])
         if func in READ or masks:
             frame = [frame for frame in traceback.extract_stack() if frame.filename.startswith(HERE)][-1]
-            if Path(frame.filename).name not in NUMBERED:
-                self.found.append(f"{func} at {Path(frame.filename).name}: {frame.line}")
+            self.found.append(f"{func} at {Path(frame.filename).name}: {frame.line}")
         return func(*args, **(kwargs or {}))
 
 
 @contextmanager
-def micro_steps_watched(monkeypatch):
-    """The list of host waits in the micro-steps of all actors in the block."""
-    found, step = [], Actor._micro_step
+def micro_batches_watched(monkeypatch):
+    """The list of host waits in the forwards and the micro-steps of all actors in the block."""
+    found: list[str] = []
 
-    def watched(*arguments):
-        with HostWaits(found):
-            return step(*arguments)
+    def watched(function):
+        def watching(*arguments):
+            with HostWaits(found):
+                return function(*arguments)
+
+        return watching
 
     with monkeypatch.context() as patch:
-        patch.setattr(Actor, "_micro_step", watched)
+        for name in ("_forward", "_micro_step"):
+            patch.setattr(Actor, name, watched(getattr(Actor, name)))
         yield found

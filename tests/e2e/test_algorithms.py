@@ -11,7 +11,7 @@ import torch
 import rft
 from rft.setup.assembly import Job
 from rft.train.trainer import Trainer
-from tests.e2e.host_waits import micro_steps_watched
+from tests.e2e.host_waits import micro_batches_watched
 
 CONFIG = Path(rft.__file__).parent / "config" / "algorithm"
 ALGORITHMS = sorted(path.stem for path in CONFIG.glob("[!_]*.yaml"))
@@ -44,11 +44,11 @@ def moved(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_two_steps_move_the_weights_and_no_micro_batch_waits_for_the_device(name, tiny, tmp_path, moved, monkeypatch):
+def test_two_steps_move_the_weights_and_no_micro_batch_reads_the_device(name, tiny, tmp_path, moved, monkeypatch):
     given = ("algorithm.critic_warmup=1",) if name == "vapo" else ()
     config = tiny(f"algorithm={name}", "steps=2", "batch.minibatches=2", "trajectories.rows=1", *given)
     config["algorithm"]["group_size"] = min(config["algorithm"]["group_size"], 4)
-    with micro_steps_watched(monkeypatch) as waits:
+    with micro_batches_watched(monkeypatch) as waits:
         Job(config).fit("")
     assert waits == []
     steps = [line for line in lines(tmp_path / "run") if line["stage"] == "train" and "grad_norm" in line]

@@ -3,12 +3,14 @@
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from rft.batch.columns import lengths
+from rft.batch.device import to_device
 from rft.batch.media import media_entries
 from rft.strategy.parallel.context import Context
 
@@ -54,8 +56,8 @@ class SequenceShard:
 
     def to(self, device: torch.device) -> "SequenceShard":
         """The same on a device."""
-        tokens = {name: column.to(device) for name, column in self.tokens.items()}
-        moved = {name: vars(self)[name].to(device) for name in ("queries", "targets", "order")}
+        tokens = {name: to_device(column, device) for name, column in self.tokens.items()}
+        moved: dict[str, Any] = {name: to_device(vars(self)[name], device) for name in ("queries", "targets", "order")}
         return replace(self, tokens=tokens, **moved)
 
     def return_outputs(self, values: Tensor) -> Tensor:
@@ -85,7 +87,7 @@ class PackedLayout:
 
     def to(self, device: torch.device) -> "PackedLayout":
         """The same on a device."""
-        moved = {name: vars(self)[name].to(device) for name in ("source", "place", "positions")}
+        moved: dict[str, Any] = {name: to_device(vars(self)[name], device) for name in ("source", "place", "positions")}
         return replace(self, shard=self.shard and self.shard.to(device), **moved)
 
 

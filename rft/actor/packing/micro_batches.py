@@ -9,9 +9,11 @@ from torch import Tensor
 
 from rft.actor.packing.layout import PackedLayout, pack_layout, shared_prefixes
 from rft.actor.packing.sequence_shard import join
+from rft.algorithm.trajectories import Trajectories, trajectories_of
 from rft.batch.balance import karmarkar_karp
 from rft.batch.collate import trim
 from rft.batch.columns import chosen_places, lengths, predicted
+from rft.batch.device import rows_to_device, to_device
 from rft.batch.media import concat_media, has_media, media_entries
 from rft.distributed import World
 from rft.strategy.parallel.context import Context
@@ -29,6 +31,7 @@ class MicroBatch:
         last: no other micro-batch of the batch follows.
         media: of the rows that have any, concatenated in the order in which the forward has the rows.
         chosen: the places of the tokens whose outputs are computed; see `chosen_places`.
+        trajectories: of the rows; None where each of them is one row.
         media_differ: the rows of some ranks have media of a kind that those of others do not have.
     """
 
@@ -39,6 +42,7 @@ class MicroBatch:
     last: bool
     media: dict[str, Tensor]
     chosen: Tensor
+    trajectories: Trajectories | None
     media_differ: bool = False
 
 
@@ -108,12 +112,19 @@ class MicroBatcher:
             media = concat_media(_in_forward_order(media_entries(part), layout))
             if context is not None and layout is not None:
                 layout = join(layout, part, context)
-            moved = layout and layout.to(world.device)
-            media = {name: tensor.to(world.device) for name, tensor in media.items()}
             part = part.exclude("media") if "media" in part.keys() else part
-            last, differ = number == len(cuts), media_differ[number - 1]
-            chosen = chosen_places(predicted(part)).to(world.device)
-            yield MicroBatch(numbers, part.to(world.device), moved, computed, last, media, chosen, differ)
+            moved, trajectories = rows_to_device(part, world.device), trajectories_of(part)
+            yield MicroBatch(
+                rows=numbers,
+                batch=moved,
+                layout=layout and layout.to(world.device),
+                computed=computed,
+                last=number == len(cuts),
+                media={name: to_device(tensor, world.device) for name, tensor in media.items()},
+                chosen=to_device(chosen_places(predicted(part)), world.device),
+                trajectories=trajectories and trajectories.of_copy(moved),
+                media_differ=media_differ[number - 1],
+            )
 
     def _media_differ(self, batch: TensorDict, cuts: list[list[int]], world: World) -> list[bool]:
         """Of each micro-batch, whether ranks have media of different kinds. A collective."""

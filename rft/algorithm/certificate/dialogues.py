@@ -19,6 +19,7 @@ from rft.algorithm.certificate.objectives import OBJECTIVES
 from rft.algorithm.certificate.policy import Prompt, TinyPolicy
 from rft.algorithm.certificate.sample import alone
 from rft.algorithm.objective import Objective
+from rft.algorithm.trajectories import trajectories_of
 from rft.metrics import Metrics
 
 DIALOGUE = Prompt(positions=4, given=1)  # 29 trajectories
@@ -75,7 +76,8 @@ def measure_dialogues(
     algorithm.prepare({name: column.detach() for name, column in outputs.items()}, rows, alone, 0, metrics)
     for name in {"loss_weights", "unit_weights"} & set(rows.keys()):
         rows[name] = rows[name] * rows["chance"].view(-1, *[1] * (rows[name].dim() - 1))
-    loss, _, _ = Objective(algorithm.policy.terms[:1], algorithm.policy.mask, algorithm.policy.corrected)(outputs, rows)
+    objective = Objective(algorithm.policy.terms[:1], algorithm.policy.mask, algorithm.policy.corrected)
+    loss, _, _ = objective(outputs, rows, trajectories_of(rows))
     found = differentiated(-loss, {"logits": logits})["logits"]
 
     logits = policy.logits.clone().requires_grad_()

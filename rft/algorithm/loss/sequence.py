@@ -14,6 +14,7 @@ from rft.algorithm.loss.clip import clip_statistics, clipped
 from rft.algorithm.loss.soft import reinforced
 from rft.algorithm.ratio import LARGEST_LOG_RATIO, log_ratio, ratio
 from rft.algorithm.registries import LOSSES, Unreduced
+from rft.algorithm.scores.groups import dense_numbers
 from rft.ranges import ClipBound, Fraction, NonNegativeFloat, PositiveFloat
 
 
@@ -182,9 +183,9 @@ def gvpo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat) -> Unreduc
     difference = log_ratio(logprobs, batch["old_logprobs"], keep)  # (B, T)
     trained = keep.any(dim=1)  # (B,)
     gap = beta * difference.sum(dim=1) - row_mean(torch.where(keep, batch["advantages"], 0.0), keep)  # (B,)
-    ids, index = torch.unique(batch["group"], return_inverse=True)
+    index = dense_numbers(batch["group"])
     total, rows = (
-        gap.new_zeros(len(ids)).index_add(0, index, part) for part in (gap, trained.to(gap.dtype))
+        gap.new_zeros(len(index)).index_add(0, index, part) for part in (gap, trained.to(gap.dtype))
     )  # a row without a trained token adds 0 to both
     centred = gap - (total / rows.clamp(min=1))[index]
     return torch.where(trained, 0.5 * centred.square(), 0.0), {"kl/old": row_mean(k3(-difference.detach()), keep)}

@@ -26,6 +26,19 @@ class GroupStatistics(NamedTuple):
     centred: Tensor
 
 
+def dense_numbers(ids: Tensor) -> Tensor:
+    """Equal numbers for equal ids, from 0 on in the order of the ids, (N,) int64 below N.
+
+    `torch.unique` gives the same numbers, but the host waits for how many there are.
+
+    Args:
+        ids: (N,) int64.
+    """
+    ordered, order = ids.sort(stable=True)
+    new = torch.nn.functional.pad(ordered[1:] != ordered[:-1], (min(1, len(ids)), 0))
+    return torch.zeros_like(ids).scatter(0, order, new.cumsum(0))
+
+
 def group_statistics(scores: Tensor, group: Tensor) -> GroupStatistics:
     """Statistics of the group of every row.
 

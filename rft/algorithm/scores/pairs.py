@@ -4,7 +4,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm.scores.groups import best_rows, informative_groups
+from rft.algorithm.scores.groups import best_rows, dense_numbers, informative_groups
 
 
 def both(values: Tensor, batch: TensorDict) -> tuple[Tensor, Tensor, Tensor]:
@@ -20,8 +20,8 @@ def both(values: Tensor, batch: TensorDict) -> tuple[Tensor, Tensor, Tensor]:
     """
     trained = batch["loss_mask"].any(1)
     sides = torch.stack([trained & batch["chosen"], trained & ~batch["chosen"]])  # (2, B)
-    ids, index = torch.unique(batch["unit"], return_inverse=True)
-    zeros = values.new_zeros(2, len(ids))
+    index = dense_numbers(batch["unit"])
+    zeros = values.new_zeros(2, len(index))
     whole = (zeros.index_add(1, index, sides.to(values.dtype)) == 1).all(0)
     sums = zeros.index_add(1, index, torch.where(sides, values, 0.0)) * whole
     chosen, rejected = sums[:, index]

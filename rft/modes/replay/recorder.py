@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from rft.actor.base import ColumnModel, ModelHooks
 from rft.algorithm.objective import Objective
 from rft.algorithm.roles import POLICY
+from rft.algorithm.trajectories import Trajectories
 from rft.distributed import World
 from rft.metrics import Metrics
 from rft.strategy.gather import to_local
@@ -171,10 +172,10 @@ class RecordedObjective(Objective):
         self._record = record
 
     def __call__(
-        self, outputs: dict[str, Tensor], batch: TensorDict
+        self, outputs: dict[str, Tensor], batch: TensorDict, trajectories: Trajectories | None
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
         """See `Objective`."""
-        loss, shares, statistics = super().__call__(outputs, batch)
+        loss, shares, statistics = super().__call__(outputs, batch, trajectories)
         self._record.updates[-1].loss += loss.detach().double().cpu()
         if "logprobs" in outputs:
             self._record.add_tokens(loss, outputs["logprobs"], batch)

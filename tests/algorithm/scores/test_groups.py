@@ -2,7 +2,7 @@
 
 import torch
 
-from rft.algorithm.scores.groups import group_statistics, informative_groups
+from rft.algorithm.scores.groups import dense_numbers, group_statistics, informative_groups
 
 
 def test_statistics_by_hand():
@@ -26,3 +26,8 @@ def test_informative_groups_ignore_rounding_but_not_small_differences():
     scores[1] = scores[0].nextafter(torch.tensor(1.0))
     group = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
     assert informative_groups(scores, group).tolist() == [False, False, True, True, False, False, True, True]
+
+
+def test_dense_numbers_are_those_of_unique():
+    for ids in (torch.tensor([7, 3, 7, -1, 3, 9]), torch.tensor([4]), torch.tensor([], dtype=torch.int64)):
+        assert dense_numbers(ids).equal(torch.unique(ids, return_inverse=True)[1])

@@ -35,7 +35,7 @@ def never():
 
 def micro_batches(count):
     for number in range(1, count + 1):
-        yield MicroBatch(torch.tensor([number]), BATCH, None, 10 * number, number == count, {}, torch.tensor([0]))
+        yield MicroBatch(torch.tensor([number]), BATCH, None, 10 * number, number == count, {}, torch.tensor([0]), None)
 
 
 def test_columns_that_a_model_computes_have_numbers(skip):

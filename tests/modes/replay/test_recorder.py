@@ -29,7 +29,7 @@ def taken(folder, loss, rows=(0, 1), **options):
     record.begin_update()
     objective = RecordedObjective(algorithm.policy, record)
     for row in range(2):
-        objective({"logprobs": RATIOS[row : row + 1].log().requires_grad_()}, batch[row : row + 1])
+        objective({"logprobs": RATIOS[row : row + 1].log().requires_grad_()}, batch[row : row + 1], None)
     return record
 
 

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from rft.actor.packing.layout import PackedSegment
@@ -89,10 +88,3 @@ class AttentionKernel(ABC):
         Returns:
             (1, N, heads, width of the values).
         """
-
-
-def without_waiting(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on a device; the host does not wait for the copy."""
-    if device.type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)

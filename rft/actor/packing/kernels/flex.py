@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from rft.actor.packing.kernels.base import AttentionKernel, AttentionRule, without_waiting
+from rft.actor.packing.kernels.base import AttentionKernel, AttentionRule
 from rft.actor.packing.layout import PackedSegment
+from rft.batch.device import to_device
 
 
 class FlexKernel(AttentionKernel):
@@ -70,7 +71,7 @@ def rows_mask(segments: tuple[PackedSegment, ...], window: int | None, device: t
         prefixes.append(torch.full((size,), prefix))
         positions.append(torch.arange(before, before + segment.length).repeat(segment.rows))
         count += segment.rows
-    row, prefix_row, position = (without_waiting(torch.cat(parts), device) for parts in (rows, prefixes, positions))
+    row, prefix_row, position = (to_device(torch.cat(parts), device) for parts in (rows, prefixes, positions))
 
     def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         near = (row[query] == row[key]) | (prefix_row[query] == row[key])

@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from rft.actor.packing.kernels.base import AttentionKernel, AttentionNeeds, AttentionRule, without_waiting
+from rft.actor.packing.kernels.base import AttentionKernel, AttentionNeeds, AttentionRule
 from rft.actor.packing.layout import PackedSegment
+from rft.batch.device import to_device
 
 WIDEST = 256  # numbers of a head that the functions take
 MULTIPLE = 8  # of which the width of a head has to be
@@ -84,10 +85,10 @@ def rows_calls(
         """Of the places of some tokens, or of all where there are none; a window is that of causal calls."""
         ends = [torch.tensor([0, *accumulate(lengths)], dtype=torch.int32) for lengths in (query_lengths, key_lengths)]
         return RowsCall(
-            queries=without_waiting(torch.cat(queries), device) if queries else None,
-            keys=without_waiting(torch.cat(keys), device) if keys else None,
-            query_ends=without_waiting(ends[0], device),
-            key_ends=without_waiting(ends[1], device),
+            queries=to_device(torch.cat(queries), device) if queries else None,
+            keys=to_device(torch.cat(keys), device) if keys else None,
+            query_ends=to_device(ends[0], device),
+            key_ends=to_device(ends[1], device),
             longest_query=max(query_lengths),
             longest_key=max(key_lengths),
             causal=causal,
