@@ -117,7 +117,7 @@ class Environments:
         """Encodes the dialogues of a run, with the renderer of the options.
 
         Raises:
-            ValueError: the renderer does not take the tokenizer or `data.template_arguments`; names the key.
+            ValueError: the renderer cannot be built with the tokenizer and `data.template_arguments`; names the key.
         """
         return TurnTemplate(encoder, self._renderer(encoder))
 

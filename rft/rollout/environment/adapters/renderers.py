@@ -20,7 +20,7 @@ AUTO = "auto"
 NOT_OF_A_TEMPLATE = ("auto", "default", "custom")  # names of the package that stand for no renderer of its own
 MARK = "qZanswerZq"  # the text of an answer
 # What renderers raise for a tokenizer, an argument or a conversation that they do not take.
-REFUSALS = (AssertionError, AttributeError, KeyError, OSError, RuntimeError, TypeError, ValueError)
+REFUSALS = (AssertionError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 
 SYSTEM, USER = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "question"}
 RESULT = {"role": "tool", "content": "result", "name": "f", "tool_call_id": "result000"}
@@ -56,7 +56,7 @@ def renderer_of(name: str, chat: ChatTemplate) -> "PackageRenderer | None":
         None if the package has none for this name.
 
     Raises:
-        ValueError: the renderer does not take the tokenizer or the arguments; names the key.
+        ValueError: the renderer cannot be built with the tokenizer and the arguments; names the key.
     """
     from renderers import config_from_name, create_renderer
     from renderers.base import MODEL_RENDERER_MAP
@@ -71,8 +71,8 @@ def renderer_of(name: str, chat: ChatTemplate) -> "PackageRenderer | None":
         made = create_renderer(chat.tokenizer, config_from_name(found), chat_template_kwargs=chat.arguments or None)
     except REFUSALS as error:
         raise ValueError(
-            f"{KEY}={name}: the renderer {found} does not take the tokenizer or data.template_arguments of this run "
-            f"({_shown(error)}); choose the renderer of the model, or set {KEY}=null"
+            f"{KEY}={name}: the renderer {found} cannot be built with the tokenizer and data.template_arguments of "
+            f"this run ({_shown(error)}); choose the renderer of the model, or set {KEY}=null"
         ) from error
     return PackageRenderer(f"{KEY}={name}", made)
 

@@ -153,7 +153,7 @@ def test_arguments_of_the_template_are_those_of_the_renderer():
     expected = bridge.suffix([user("And 3+3?")], answer[-1])
     assert found.suffix(list(prompt), list(answer), [user("And 3+3?")], None) == expected
     assert encode.decode(expected).endswith("<think>\n\n</think>\n\n")
-    with pytest.raises(ValueError, match=r"^environment\.renderer=llama-3: the renderer llama-3 does") as error:
+    with pytest.raises(ValueError, match=r"^environment\.renderer=llama-3: the renderer llama-3 cannot") as error:
         renderer_of("llama-3", encode.chat)
     assert "enable_thinking" in str(error.value) and "data.template_arguments" in str(error.value)
 
@@ -220,5 +220,5 @@ def test_the_options_of_a_run_choose_it():
     with pytest.raises(ValueError, match=r"^environment\.renderer=qwen33"):
         options.Environments.of(options.EnvironmentOptions(classes=node, **{**OPTIONS, "renderer": "qwen33"}))
     made = options.Environments.of(options.EnvironmentOptions(classes=node, **{**OPTIONS, "renderer": "qwen3"}))
-    with pytest.raises(ValueError, match=r"^environment\.renderer=qwen3: the renderer qwen3 does not take"):
+    with pytest.raises(ValueError, match=r"^environment\.renderer=qwen3: the renderer qwen3 cannot be built"):
         made.check(Encoder(tokenizer(chats.QWEN25), "chat", None))
