@@ -103,6 +103,7 @@ def _seconds(sleeps: list[float], turns: int) -> float:
         tool_max_tokens=64,
         workers="inline",
         concurrency=len(sleeps),
+        renderer=None,
     )
     encoder = Encoder(tokenizer, "turns", None)
     call, answer = (list(ids) for ids in encoder.encode([CALL, "1"]))

@@ -33,6 +33,7 @@ class ChatTemplate:
 
     Attributes:
         name: the argument, for messages.
+        tokenizer, arguments: as given.
         takes_tools: False if the template ignores tools.
         takes_parts: whether the template renders a content that is a list of parts.
         added: texts of the tokens that the tokenizer finds before it splits the text between them, by id.
@@ -46,8 +47,8 @@ class ChatTemplate:
         self, tokenizer: PreTrainedTokenizerBase, name: str, arguments: Mapping[str, Any] = MappingProxyType({})
     ) -> None:
         self.name = name
-        self._arguments: dict[str, Any] = {}
-        self._tokenizer = tokenizer
+        self.arguments: dict[str, Any] = {}
+        self.tokenizer = tokenizer
         if name != "chat":
             tokenizer.chat_template = _read(name)
         elif tokenizer.chat_template is None:
@@ -57,7 +58,7 @@ class ChatTemplate:
             )
         asked = [{"role": "user", "content": "question"}]
         self.render(asked, None, True)
-        self._arguments = self._checked_arguments(arguments)
+        self.arguments = self._checked_arguments(arguments)
         prompt = self.render(asked, None, True)
         self.takes_tools = self.render(asked, [PROBE], True) != prompt
         self.takes_parts = self._renders_parts(asked)
@@ -83,8 +84,8 @@ class ChatTemplate:
         """
         try:
             return str(
-                self._tokenizer.apply_chat_template(
-                    list(messages), tools=tools, add_generation_prompt=answering, tokenize=False, **self._arguments
+                self.tokenizer.apply_chat_template(
+                    list(messages), tools=tools, add_generation_prompt=answering, tokenize=False, **self.arguments
                 )
             )
         except (TemplateError, TypeError, ValueError) as error:
@@ -146,7 +147,7 @@ class ChatTemplate:
         return found[0 if plain else -1].end()
 
     def _checked_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        known = sorted(_variables(self._tokenizer)) if arguments else []
+        known = sorted(_variables(self.tokenizer)) if arguments else []
         for argument in arguments:
             if argument not in known:
                 raise ValueError(

@@ -12,8 +12,9 @@ class Dialogue:
     """One conversation: an opening, then answers and messages of the environment in turn.
 
     Sampled tokens stay in the context as they are, also where the chat template would rewrite them, such as one that
-    drops the thoughts of earlier answers. Where the template has no suffix for the messages, the dialogue forks: a new
-    row begins with all messages as the template renders them, and the answers in it are given tokens.
+    drops the thoughts of earlier answers. Where neither the renderer of the run nor the template has a suffix for the
+    messages, the dialogue forks: a new row begins with all messages as the template renders them, and the answers in it
+    are given tokens.
 
     Args:
         template: of the run.
@@ -42,6 +43,7 @@ class Dialogue:
         self._messages = list(messages)
         self._tools = tools
         self._rows = [[Segment(self.prompt, trains=False)]]
+        self._start = 0  # of the last answer in the prompt
         self._end: int | None = None
 
     @property
@@ -58,6 +60,7 @@ class Dialogue:
             message: what was parsed of it: `content`, and `tool_calls` as the template takes them. A fork renders it.
         """
         assert not self._rows[-1][-1].sampled, "messages stand between two answers"
+        self._start = len(self.prompt)
         for segment in answer.segments:
             self._append(segment)
         self._messages.append({**message, "role": "assistant"})
@@ -77,7 +80,8 @@ class Dialogue:
         messages = _with_calls(messages, self._messages[-1].get("tool_calls") or [])
         self._messages += messages
         try:
-            self._append(Segment(self._template.suffix(messages, self._end, self._tools), trains=False))
+            suffix = self._template.continuation(self.prompt, self._start, messages, self._end, self._tools)
+            self._append(Segment(suffix, trains=False))
         except NoSuffix as reason:
             self.forks.append(str(reason))
             self.prompt = self._template.rendered(self._messages, self._tools)

@@ -24,7 +24,6 @@ from rft.rollout.environment.options import Environments
 from rft.rollout.environment.play.alone import play_alone
 from rft.rollout.environment.play.game import play_game
 from rft.rollout.environment.play.player import Policy
-from rft.rollout.environment.turn_template import TurnTemplate
 from rft.rollout.environment.turns import TurnQueue
 from rft.rollout.forced_stop import ForcedStop
 from rft.rollout.sampler import Sampler
@@ -50,7 +49,7 @@ class EpisodeAnswerer(Answerer):
     def __init__(self, environments: Environments, encoder: Encoder, sampler: Sampler, context: int) -> None:
         self._environments = environments
         self._encoder = encoder
-        self._template = TurnTemplate(encoder)
+        self._template = environments.template(encoder)
         self._sampler = sampler
         self._context = context
         nodes = environments.options.classes

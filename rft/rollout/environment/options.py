@@ -7,12 +7,15 @@ from typing import Any, Literal
 
 from rft.batch.turn_columns import TURN_COLUMNS
 from rft.data.encode.encoder import Encoder
+from rft.data.encode.templates import PROBE, ChatTemplate
 from rft.errors import build_each
 from rft.ranges import PositiveInt, Seconds
 from rft.registry import Plugin, did_you_mean
+from rft.rollout.environment.adapters.renderers import PackageRenderer, check_renderer, renderer_of
 from rft.rollout.environment.contract import FIELD, EnvironmentClass, environment_class
 from rft.rollout.environment.fork_server import prepare
 from rft.rollout.environment.tool_calls import TOOL_CALLS
+from rft.rollout.environment.turn_template import TurnTemplate
 
 KEY = "environment"
 
@@ -33,6 +36,8 @@ class EnvironmentOptions:
         workers: `inline`, in this process; `process`, a process for each episode, which a deadline ends and whose death
             ends nothing but the episode.
         concurrency: calls of environments at the same time.
+        renderer: of the package `renderers`, which has the tokens between two answers: its name, `auto` or None; see
+            `rft.rollout.environment.adapters.renderers`.
     """
 
     classes: dict[str, Any]
@@ -44,6 +49,7 @@ class EnvironmentOptions:
     tool_max_tokens: PositiveInt
     workers: Literal["inline", "process"]
     concurrency: PositiveInt
+    renderer: str | None
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,8 @@ class Environments:
             raise ValueError(f"{KEY}.classes is empty: name a class of environments, {{shop: {{_target_: ...}}}}")
         classes = build_each(lambda name, node: environment_class(node, f"{KEY}.classes.{name}"), options.classes)
         calls = TOOL_CALLS.build(options.tool_calls, f"{KEY}.tool_calls")
+        if options.renderer is not None:
+            check_renderer(options.renderer)
         made = cls(classes, calls, options)
         for package in ("fastapi", "uvicorn") if made.plays else ():
             if importlib.util.find_spec(package) is None:
@@ -95,6 +103,8 @@ class Environments:
         for name, found in self.classes.items():
             if found.tools and self.calls.facts.described:
                 encoder.chat.schemas(list(found.tools.values()), f"the tools of {KEY}.classes.{name}")
+        if (renderer := self._renderer(encoder)) is not None:
+            renderer.check(encoder, self._tools(encoder.chat))
         for name, found in self.classes.items():
             try:
                 prepare(found.target)
@@ -102,6 +112,24 @@ class Environments:
                     found.target.build()
             except (ValueError, OSError) as error:
                 raise ValueError(f"{KEY}.classes.{name}: {error}") from error
+
+    def template(self, encoder: Encoder) -> TurnTemplate:
+        """Encodes the dialogues of a run, with the renderer of the options.
+
+        Raises:
+            ValueError: the renderer cannot be built with the tokenizer and `data.template_arguments`; names the key.
+        """
+        return TurnTemplate(encoder, self._renderer(encoder))
+
+    def _renderer(self, encoder: Encoder) -> PackageRenderer | None:
+        name, chat = self.options.renderer, encoder.chat
+        return None if name is None or chat is None else renderer_of(name, chat)
+
+    def _tools(self, chat: ChatTemplate) -> list[list[dict[str, Any]]]:
+        """The tools that the template renders in dialogues of each class; those of an agent are not known yet."""
+        if not (chat.takes_tools and self.calls.facts.described):
+            return []
+        return [[PROBE] if found.plays else list(found.tools.values()) for found in self.classes.values()]
 
     @property
     def columns_if_read(self) -> tuple[str, ...]:

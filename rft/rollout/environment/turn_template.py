@@ -7,6 +7,7 @@ for each sequence of roles, on conversations of several kinds.
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -36,6 +37,24 @@ class NoSuffix(Exception):
     """The tokens between two answers depend on more than the messages between them. The text is the reason."""
 
 
+class Renderer(ABC):
+    """Has the tokens between two answers for one chat template. It is asked before the probed suffix of `TurnTemplate`.
+
+    `rft.rollout.environment.adapters.renderers` has those of the package `renderers`.
+    """
+
+    @abstractmethod
+    def suffix(self, prompt: list[int], answer: list[int], messages: list[Message], tools: Tools) -> list[int] | None:
+        """The tokens behind an answer, up to the next one; None if they are unknown.
+
+        Args:
+            prompt: the token ids before the answer.
+            answer: its token ids, with its end token if it has one. It may have been cut anywhere.
+            messages: of roles `user` and `tool`, with texts as contents.
+            tools: schemas of functions.
+        """
+
+
 @dataclass(frozen=True)
 class Seam:
     """Where a suffix begins in the text behind the marker, for messages of some roles.
@@ -57,10 +76,12 @@ class TurnTemplate:
 
     Args:
         encoder: of the run.
+        renderer: is asked first for the tokens between two answers, if there is one.
     """
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: Encoder, renderer: Renderer | None = None) -> None:
         self._encoder = encoder
+        self._renderer = renderer
         self._added = {} if encoder.chat is None else encoder.chat.added
         self._token = re.compile("|".join(map(re.escape, sorted(self._added.values(), key=len, reverse=True))))
         self._seams: dict[tuple[tuple[str, ...], bool], Seam | str] = {}
@@ -80,6 +101,24 @@ class TurnTemplate:
     def rendered(self, messages: list[Message], tools: Tools = None) -> EncodedText:
         """The prompt of a dialogue that has answers, all of it encoded again. It may have any length."""
         return self._encoder.whole_prompt(self._row(messages, tools))
+
+    def continuation(
+        self, prompt: EncodedText, start: int, messages: list[Message], end: int | None, tools: Tools = None
+    ) -> EncodedText:
+        """The tokens between the last answer of a dialogue and the next one: the renderer's, else those of `suffix`.
+
+        Args:
+            prompt: all tokens of the dialogue. Only `suffix` knows dialogues with media.
+            start: of the answer in them.
+            messages, end, tools: as for `suffix`, which also has the errors.
+        """
+        texts = prompt.media is None and all(isinstance(message["content"], str) for message in messages)
+        if self._renderer is not None and texts:
+            given = tools or self._encoder.tools
+            found = self._renderer.suffix(prompt[:start], prompt[start:], messages, given)
+            if found is not None:
+                return EncodedText(found)
+        return self.suffix(messages, end, tools)
 
     def suffix(self, messages: list[Message], end: int | None, tools: Tools = None) -> EncodedText:
         """The tokens between a sampled answer and the next one: what the template writes behind an answer, the

@@ -24,6 +24,7 @@ OPTIONS = {
     "tool_max_tokens": 100,
     "workers": "inline",
     "concurrency": 64,
+    "renderer": None,
 }
 
 

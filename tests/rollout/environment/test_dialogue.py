@@ -4,18 +4,19 @@ import json
 import random
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rft.batch.trajectory import Finish, Trajectory, to_row
+from rft.batch.trajectory import Finish, Segment, Trajectory, to_row
 from rft.data.encode.encoder import Encoder
-from rft.rollout.answers import uncut
+from rft.rollout.answers import Answer, sampled_segment, uncut
 from rft.rollout.engine.base import Completion, Request
 from rft.rollout.environment.dialogue import Dialogue
-from rft.rollout.environment.turn_template import NoSuffix, TurnTemplate
+from rft.rollout.environment.turn_template import NoSuffix, Renderer, TurnTemplate
 from tests.data import chat_texts as chats
 from tests.data.encode.test_masks import SCHEMA, TOOL, TWO, said, tokenizer, user
 from tests.families import family
@@ -126,6 +127,47 @@ def test_a_fork_renders_all_messages_again():
     ]
 
 
+class Known(Renderer):
+    """Has the tokens behind a message of a user.
+
+    Attributes:
+        asked: the arguments of each call.
+    """
+
+    def __init__(self):
+        self.asked = []
+
+    def suffix(self, prompt, answer, messages, tools):
+        self.asked.append((prompt, answer, messages, tools))
+        return [65, 66] if messages[0]["role"] == "user" else None
+
+
+def test_a_renderer_is_asked_first():
+    own, known = tokenizer(chats.QWEN25), Known()
+    encode = Encoder(own, "chat", None)
+    bridge, dialogue = TurnTemplate(encode), Dialogue(TurnTemplate(encode, known), TWO[:1], [SCHEMA])
+    first, second = completion([67, 68], ended=False), completion([69, own.eos_token_id])
+    opening, result = list(dialogue.prompt), TOOL | {"name": "add", "tool_call_id": "call00000"}
+    run(dialogue, [(first, said("x"), [TWO[2]]), (second, calling(1), [TOOL])])
+    before = [*opening, 67, 68, 65, 66]
+    behind = bridge.suffix([result], own.eos_token_id, [SCHEMA])
+    assert dialogue.prompt == [*before, *second.tokens, *behind] and dialogue.forks == []
+    assert known.asked == [(opening, [67, 68], [TWO[2]], [SCHEMA]), (before, second.tokens, [result], [SCHEMA])]
+
+
+def test_a_renderer_gets_the_whole_answer_and_the_tools_of_the_run(tmp_path):
+    """An answer that was stopped by force has three parts."""
+    own, known = tokenizer(chats.QWEN25), Known()
+    (tmp_path / "tools.json").write_text(json.dumps([SCHEMA]))
+    dialogue = Dialogue(TurnTemplate(Encoder(own, "chat", None, str(tmp_path / "tools.json")), known), TWO[:1])
+    start, end = (sampled_segment(completion([token])) for token in (67, 69))
+    phrase = Segment([68], trains=False, continues=True)
+    dialogue.answer(Answer([start, phrase, replace(end, continues=True)], Finish("stop", "x")), said("x"))
+    dialogue.extend([TWO[2]])
+    [(_, answer, _, tools)] = known.asked
+    assert answer == [67, 68, 69] and tools == [SCHEMA]
+
+
 def test_results_have_the_names_and_ids_of_their_calls():
     shown = (
         "{% for m in messages %}{% if m.tool_calls %}{% for c in m.tool_calls %}{{ c.function.arguments }}{% endfor %}"
@@ -183,7 +225,8 @@ def test_messages_of_the_environment_have_media():
     encode = media_encoder(one)
     asked = [user([medium(one, 0), {"type": "text", "text": "how many?"}])]
     shown = [user([medium(one, 1), {"type": "text", "text": "and here?"}])]
-    dialogue = Dialogue(TurnTemplate(encode), asked)
+    known = Known()
+    dialogue = Dialogue(TurnTemplate(encode, known), asked)
     sampled = completion([*encode.encode(["two"])[0], encode.encode(["<eos>"])[0][0]])
     dialogue.answer(uncut(sampled), {"content": "two"})
     dialogue.extend(shown)
@@ -191,6 +234,7 @@ def test_messages_of_the_environment_have_media():
     assert dialogue.prompt == whole and dialogue.prompt.columns == whole.columns and dialogue.forks == []
     assert dialogue.prompt.media.keys() == whole.media.keys()
     assert all(torch.equal(tensor, whole.media[name]) for name, tensor in dialogue.prompt.media.items())
+    assert known.asked == [], "a renderer knows no media"
 
 
 def turn(name, kind, number):

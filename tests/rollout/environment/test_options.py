@@ -1,3 +1,5 @@
+import importlib.util
+
 import pytest
 
 from rft.rollout.environment.options import EnvironmentOptions, Environments
@@ -23,3 +25,11 @@ def test_all_mistakes_are_named_with_their_keys():
         environments({})
     with pytest.raises(ValueError, match=r"^environment\.tool_calls\.name: no format of tool calls is called 'hermas'"):
         environments({"shop": {"_target_": f"{HERE}.Shop"}}, tool_calls={"name": "hermas"})
+
+
+@pytest.mark.parametrize("package", ["renderers", "httpx"])
+def test_a_renderer_needs_its_packages(package, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else "found")
+    wanted = rf"^environment\.renderer=qwen3: the package {package} is not installed; pip install 'rft\[renderers\]'"
+    with pytest.raises(ValueError, match=wanted):
+        environments({"shop": {"_target_": f"{HERE}.Shop"}}, renderer="qwen3")

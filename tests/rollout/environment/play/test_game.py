@@ -115,4 +115,4 @@ class WithTool(NoPlayers):
 def test_the_contract_of_a_game(name, said):
     node = {"_target_": f"{__name__}.{name}"}
     with pytest.raises(ValueError, match=rf"environment\.classes\.x\._target_: {said}"):
-        Environments.of(EnvironmentOptions({"x": node}, {"name": "hermes"}, 1, 1, None, None, 1, "inline", 1))
+        Environments.of(EnvironmentOptions({"x": node}, {"name": "hermes"}, 1, 1, None, None, 1, "inline", 1, None))
