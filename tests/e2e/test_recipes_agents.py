@@ -40,10 +40,10 @@ def fit(resolved, monkeypatch, tmp_path, plugins_forgotten):
 
 @pytest.mark.slow
 def test_an_agent_with_the_client_of_openai(fit):
-    warm = ("warmup.steps=30", "warmup.rows=16", "warmup.optimizer.lr=1e-2", "data.train.slips=0.0",
+    warm = ("warmup.steps=60", "warmup.rows=16", "warmup.optimizer.lr=1e-2", "data.train.slips=0.0",
             "data.train.count=200")  # fmt: skip
     rows, texts = fit("external_agent", *SHORT, *warm)
-    assert [row["step"] for row in rows][-2:] == [31, 32]
+    assert [row["step"] for row in rows][-2:] == [61, 62]
     for row in rows[-2:]:
         assert row["episode/failed"] == 0 == row["episode/forks"] and row["episode/turns"] > 1
         assert row["rollout/logprob_gap_max"] < 1e-5, "the tokens of the gateway are those that the trainer reads"

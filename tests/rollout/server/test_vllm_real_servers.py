@@ -4,8 +4,6 @@ They run in the environment of the interpreter that RFT_VLLM_PYTHON names, or of
 """
 
 import asyncio
-import os
-import signal
 import threading
 
 import pytest
@@ -261,40 +259,6 @@ def test_samples_that_a_server_aborts_are_asked_for_again(engine, model):
     found = engine.generate(requests, how(max_new_tokens=100), seen := Announced(21, abort))
     assert seen.all_once(24, 8) and [len(group) for group in found] == [8] * 24
     assert gap(model, requests, found) < 1e-4
-
-
-@pytest.mark.slow
-def test_a_server_that_is_killed_costs_nothing_and_comes_back(engine, model, monkeypatch):
-    monkeypatch.setattr(engine._options, "transport", "group")
-    requests = [
-        Request([number % 26 + 3, number], list(range(100 * number, 100 * number + 16))) for number in range(29)
-    ]
-    undisturbed = engine.generate(requests, how(max_new_tokens=100))
-    own = {server.client: processes_of(server.client.port) for server in engine._servers}
-    held = {peer: shared_memory(processes) for peer, processes in own.items()}
-    killed, heard = [], []
-
-    def kill(request, sample, completion):
-        heard.append((request, sample))
-        busiest = max(engine._servers, key=lambda server: server.running)
-        if len(heard) > 60 and busiest.running > 8 and not killed:
-            killed.append(busiest.client)
-            os.kill(own[busiest.client][0], signal.SIGKILL)
-
-    found = engine.generate(requests, how(max_new_tokens=100), kill)
-    assert killed, "it was killed too late"
-    assert [len(group) for group in found] == [16] * 29 and len({*heard}) == len(heard) == 29 * 16
-    assert gap(model, requests, found) < 1e-4
-    pairs = [
-        (a.tokens, b.tokens) for one, two in zip(undisturbed, found, strict=True) for a, b in zip(one, two, strict=True)
-    ]
-    assert sum(a == b for a, b in pairs) > 0.98 * len(pairs), "rounding alone may make a difference"
-    for weight in model.parameters():
-        weight += 0.05 * torch.randn_like(weight)
-    engine.update_weights(engine.version + 1, model.state_dict().items())
-    until(lambda: up(engine, killed[0]), 300)
-    assert held[killed[0]] and not [file for file in held[killed[0]] if file.exists()]
-    assert gap(model, requests[:8], engine.generate(requests[:8], how())) < 1e-4
 
 
 def up(engine, peer):
