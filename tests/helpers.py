@@ -393,5 +393,6 @@ def source_context(world: World, encoder: Any, rows: Any, prompts: int, seed: in
 
 def check_context(**changes: Any) -> CheckContext:
     """A run that no source objects to."""
-    shared = {"key": "algorithm.source", "prompts": 4, "group_size": 4, "max_new_tokens": 6, "reads": ()}
+    shared = {"key": "algorithm.source", "prompts": 4, "group_size": 4, "reads": ()}
+    shared["max_new_tokens"] = (6, "rollout.max_new_tokens")
     return CheckContext(**{**shared, "terms": ("right",), "streaming": None, "mixture": False, **changes})

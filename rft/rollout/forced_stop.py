@@ -35,19 +35,19 @@ class ForcedStop:
         if not self.phrase:
             raise ValueError("algorithm.source.interruption.phrase is empty: give the text that is inserted")
 
-    def check(self, key: str, phrase: int, new_tokens: int) -> None:
+    def check(self, key: str, phrase: int, most: int, most_key: str) -> None:
         """Refuses a phrase that leaves no room for an answer.
 
         Args:
             key: the yaml key of the source.
             phrase: tokens of the phrase.
-            new_tokens: cap on the tokens of a response.
+            most: cap on the tokens of a response.
+            most_key: its yaml key.
         """
-        if phrase + 2 > new_tokens:
+        if phrase + 2 > most:
             raise ValueError(
                 f"{key}.interruption.phrase has {phrase} tokens, which with one before and one behind is more than "
-                f"rollout.max_new_tokens={new_tokens}; shorten it, raise rollout.max_new_tokens or choose another "
-                "algorithm/source"
+                f"{most_key}={most}; shorten it, raise {most_key} or choose another algorithm/source"
             )
 
     def encode(self, encoder: Encoder) -> list[int]:

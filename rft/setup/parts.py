@@ -255,11 +255,14 @@ def _warmup_context(checks: Checks, source: Target, warmup: Warmup) -> CheckCont
 def _context(checks: Checks, key: str, prompts: int, group_size: int, reads: set[str] | None) -> CheckContext:
     """The context of `Source.check`; a part that is in error is None."""
     rollout, data = (checks.parts[f"run.{name}"] if checks.has(f"run.{name}") else None for name in ("rollout", "data"))
+    caps = [(1 if rollout is None else rollout.max_new_tokens, "rollout.max_new_tokens")]
+    if checks.has("environments") and (environments := checks.parts["environments"]) is not None:
+        caps.append((environments.options.max_tokens, "environment.max_tokens"))
     return CheckContext(
         key=key,
         prompts=prompts,
         group_size=group_size,
-        max_new_tokens=1 if rollout is None else rollout.max_new_tokens,
+        max_new_tokens=min(caps),
         reads=reads,
         terms=checks.parts["reward"].names if checks.has("reward") else None,
         streaming=None if data is None else data.streaming,

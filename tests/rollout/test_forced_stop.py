@@ -255,16 +255,21 @@ def test_the_change_of_a_policy_is_measured_on_what_it_sampled(ranks):
 def test_a_phrase_without_room_is_refused_before_a_model_is_loaded():
     encoder = Encoder(word_tokenizer(16), "none", None)
     options = {"interruption": ForcedStop([0.5, 0.5], "w6 w7")}
-    RolloutSource.check_tokens(options, check_context(max_new_tokens=4), encoder)
-    RolloutSource.check_tokens({"interruption": None}, check_context(max_new_tokens=1), encoder)
-    with pytest.raises(ValueError, match=r"^algorithm\.source\.interruption\.phrase has 2 tokens.*max_new_tokens=3;"):
-        RolloutSource.check_tokens(options, check_context(max_new_tokens=3), encoder)
+    RolloutSource.check_tokens(options, check_context(max_new_tokens=(4, "a.key")), encoder)
+    RolloutSource.check_tokens({"interruption": None}, check_context(max_new_tokens=(1, "a.key")), encoder)
+    with pytest.raises(
+        ValueError, match=r"^algorithm\.source\.interruption\.phrase has 2 tokens.* a\.key=3; .*raise a\.key "
+    ):
+        RolloutSource.check_tokens(options, check_context(max_new_tokens=(3, "a.key")), encoder)
 
 
 def test_a_run_is_refused_by_it_and_evaluations_are_never_interrupted(tiny, monkeypatch):
     """The engine is asked without limits of its own wherever nothing trains."""
     with pytest.raises(ValueError, match=r"^algorithm\.source\.interruption\.phrase has 1 tokens.*max_new_tokens=2;"):
         Job(tiny("algorithm=scale_rl", "rollout.max_new_tokens=2")).fit("")
+    dialogues = ("environment=marked_calculator", "data=products", 'actor.tokenizer.alphabet="0123456789*=?"')
+    with pytest.raises(ValueError, match=r"phrase has 1 tokens.* environment\.max_tokens=2; shorten it, raise env"):
+        Job(tiny("algorithm=scale_rl", *dialogues, "environment.max_tokens=2")).fit("")
     asked = []
     generate = HFEngine.generate
 
