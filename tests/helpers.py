@@ -394,5 +394,5 @@ def source_context(world: World, encoder: Any, rows: Any, prompts: int, seed: in
 def check_context(**changes: Any) -> CheckContext:
     """A run that no source objects to."""
     shared = {"key": "algorithm.source", "prompts": 4, "group_size": 4, "reads": ()}
-    shared["max_new_tokens"] = (6, "rollout.max_new_tokens")
+    shared |= {"max_new_tokens": 6, "cap_key": "rollout.max_new_tokens"}
     return CheckContext(**{**shared, "terms": ("right",), "streaming": None, "mixture": False, **changes})

@@ -49,7 +49,8 @@ class CheckContext:
         key: the yaml key of the source, for messages.
         prompts: rows of the data set in a step, over all ranks.
         group_size: responses to a prompt.
-        max_new_tokens: cap on the tokens of a response: the number, and the yaml key that sets it.
+        max_new_tokens: cap on the tokens of a response.
+        cap_key: the yaml key that sets the cap.
         reads: the columns that the algorithm reads; None if the algorithm is in error.
         terms: the names of the reward's terms; None if the reward is in error.
         streaming: `data.streaming`, the number of streamed rows that are shuffled together; or None.
@@ -59,7 +60,8 @@ class CheckContext:
     key: str
     prompts: int
     group_size: int
-    max_new_tokens: tuple[int, str]
+    max_new_tokens: int
+    cap_key: str
     reads: Collection[str] | None
     terms: Collection[str] | None
     streaming: int | None

@@ -243,27 +243,26 @@ def _check_schedules(schedules: dict[str, Schedule], algorithm: Algorithm, steps
 
 
 def _train_context(checks: Checks, source: Target, batch: BatchOptions, options: AlgorithmOptions) -> CheckContext:
-    reads = checks.parts["algorithm"].reads() if checks.has("algorithm") else None
-    return _context(checks, source.key, batch.prompts, options.group_size, reads)
+    return _context(checks, source.key, batch.prompts, options.group_size, "algorithm")
 
 
 def _warmup_context(checks: Checks, source: Target, warmup: Warmup) -> CheckContext:
-    reads = checks.parts["warmup_algorithm"].reads() if checks.has("warmup_algorithm") else None
-    return _context(checks, source.key, warmup.rows, 1, reads)
+    return _context(checks, source.key, warmup.rows, 1, "warmup_algorithm")
 
 
-def _context(checks: Checks, key: str, prompts: int, group_size: int, reads: set[str] | None) -> CheckContext:
+def _context(checks: Checks, key: str, prompts: int, group_size: int, algorithm: str) -> CheckContext:
     """The context of `Source.check`; a part that is in error is None."""
     rollout, data = (checks.parts[f"run.{name}"] if checks.has(f"run.{name}") else None for name in ("rollout", "data"))
-    caps = [(1 if rollout is None else rollout.max_new_tokens, "rollout.max_new_tokens")]
+    cap, cap_key = 1 if rollout is None else rollout.max_new_tokens, "rollout.max_new_tokens"
     if checks.has("environments") and (environments := checks.parts["environments"]) is not None:
-        caps.append((environments.options.max_tokens, "environment.max_tokens"))
+        cap, cap_key = min((cap, cap_key), (environments.options.max_tokens, "environment.max_tokens"))
     return CheckContext(
         key=key,
         prompts=prompts,
         group_size=group_size,
-        max_new_tokens=min(caps),
-        reads=reads,
+        max_new_tokens=cap,
+        cap_key=cap_key,
+        reads=checks.parts[algorithm].reads() if checks.has(algorithm) else None,
         terms=checks.parts["reward"].names if checks.has("reward") else None,
         streaming=None if data is None else data.streaming,
         mixture=checks.has("train") and checks.parts["train"].factory is Mixture,

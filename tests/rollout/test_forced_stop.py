@@ -255,12 +255,12 @@ def test_the_change_of_a_policy_is_measured_on_what_it_sampled(ranks):
 def test_a_phrase_without_room_is_refused_before_a_model_is_loaded():
     encoder = Encoder(word_tokenizer(16), "none", None)
     options = {"interruption": ForcedStop([0.5, 0.5], "w6 w7")}
-    RolloutSource.check_tokens(options, check_context(max_new_tokens=(4, "a.key")), encoder)
-    RolloutSource.check_tokens({"interruption": None}, check_context(max_new_tokens=(1, "a.key")), encoder)
+    RolloutSource.check_tokens(options, check_context(max_new_tokens=4, cap_key="a.key"), encoder)
+    RolloutSource.check_tokens({"interruption": None}, check_context(max_new_tokens=1, cap_key="a.key"), encoder)
     with pytest.raises(
         ValueError, match=r"^algorithm\.source\.interruption\.phrase has 2 tokens.* a\.key=3; .*raise a\.key "
     ):
-        RolloutSource.check_tokens(options, check_context(max_new_tokens=(3, "a.key")), encoder)
+        RolloutSource.check_tokens(options, check_context(max_new_tokens=3, cap_key="a.key"), encoder)
 
 
 def test_a_run_is_refused_by_it_and_evaluations_are_never_interrupted(tiny, monkeypatch):

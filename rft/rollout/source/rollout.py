@@ -127,7 +127,7 @@ class RolloutSource(Source):
     def check_tokens(cls, options: Mapping[str, Any], context: CheckContext, encoder: Encoder) -> None:
         """Checks that the phrase of a forced stop leaves room for an answer."""
         if (forced_stop := options["interruption"]) is not None:
-            forced_stop.check(context.key, len(forced_stop.encode(encoder)), *context.max_new_tokens)
+            forced_stop.check(context.key, len(forced_stop.encode(encoder)), context.max_new_tokens, context.cap_key)
 
     def samples(self) -> bool:
         """See `Source.samples`."""
