@@ -57,6 +57,7 @@ COMPANIONS = {
     },
     "data/reasoning_gym": ["data.train.tasks={gcd: {}}"],
     "data/verifiers": ["environment=verifiers", "environment.classes.verifiers.id=sums"],
+    "data/verifiers_v1": ["environment=verifiers_v1", "environment.classes.verifiers.env.taskset.id=sums"],
     "data/judge": ["data.train.rows.path=rows.jsonl", "data.eval.heldout.rows.path=rows.jsonl"],
     **{
         f"data/question/{question}": ["data=judge_add"]
@@ -92,6 +93,7 @@ COMPANIONS = {
     "environment/agent": ["environment.classes.agent._target_=tests.rollout.environment.gateway.agents.one_turn"],
     "environment/search": ["environment.classes.search.corpus=some.jsonl"],
     "environment/verifiers": ["environment.classes.verifiers.id=sums"],
+    "environment/verifiers_v1": ["environment.classes.verifiers.env.taskset.id=sums"],
     "environment/openenv": [
         *("environment.classes.openenv.url=http://here:8000", "environment.classes.openenv.action=text"),
         "environment.classes.openenv.observation=shown",
