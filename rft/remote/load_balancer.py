@@ -166,7 +166,7 @@ class LoadBalancer:
             group: assignment.since
             for group in self._started
             for assignment in group.assignments.values()
-            if len(group.assignments) == 1
+            if len(group.assignments) == 1 and server not in group.assignments  # where it may just have failed
         }
         if since and min(since.values()) < late:
             self._counts["hedged"] += 1

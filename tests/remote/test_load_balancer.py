@@ -322,6 +322,23 @@ def test_an_idle_server_takes_over_a_late_group(monkeypatch):
     assert [server.running for server in servers] == [0, 0]
 
 
+def test_a_server_does_not_take_over_a_late_group_that_has_just_failed_on_it(monkeypatch):
+    monkeypatch.setattr(load_balancer, "LATE_S", 0.0)
+    monkeypatch.setattr(load_balancer, "LATE", 0.0)
+    fails = failing(RequestFailed("server 0: gone"))
+
+    async def work(number):
+        if number == 1:
+            await asyncio.sleep(0.05)
+            return await fails(number)
+        return number
+
+    servers = servers_of(work)
+    found, counts = balance(servers, [[0], [1, 2]])
+    assert found == [[0], [1, 2]]
+    assert counts == {"retries": 1} and got(servers) == [[0, 1, 2, 1]]
+
+
 def test_no_group_is_late_before_the_limit(monkeypatch):
     monkeypatch.setattr(load_balancer, "LATE_S", 1000.0)
     rest = asyncio.Event()
