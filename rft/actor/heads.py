@@ -26,6 +26,7 @@ from rft.batch.columns import chosen_places, rows_and_columns
 
 SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")  # names in configs
 CAPS = ("final_logit_softcapping", "logits_soft_cap")
+Places = tuple[Tensor, Tensor]  # rows and columns of tokens
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,12 @@ class LogitQueries:
     places: Tensor
     shard: SequenceShard | None
 
-    def columns(self, outputs: dict[str, Tensor], chosen: Tensor, shape: torch.Size) -> dict[str, Tensor]:
+    def columns(self, outputs: dict[str, Tensor], where: Places, shape: torch.Size) -> dict[str, Tensor]:
         """Scatters outputs (Q,) to the chosen tokens of this rank's rows: columns (B, T), zero elsewhere.
 
         Outputs (Q, K) become columns (B, T, K).
         """
-        return {name: aligned(self._returned(values), chosen, shape) for name, values in outputs.items()}
+        return {name: aligned(self._returned(values), where, shape) for name, values in outputs.items()}
 
     def choose(self, values: Tensor) -> Tensor:
         """From values of the tokens of the forward (N, K) to those of the chosen tokens of this rank's rows (P, K)."""
@@ -84,15 +85,15 @@ def gather_queries(
     return LogitQueries(states[places], layout.shard.targets, places, layout.shard)
 
 
-def aligned(values: Tensor, chosen: Tensor, shape: torch.Size) -> Tensor:
+def aligned(values: Tensor, where: Places, shape: torch.Size) -> Tensor:
     """Scatters values (N,) or (N, K) to the chosen tokens of a zero column (B, T) or (B, T, K).
 
     Args:
-        chosen: (N,) their places; see `chosen_places`.
+        where: (N,) their rows and columns; see `rows_and_columns`.
         shape: B and T.
     """
     # the backward pass of `masked_scatter` counts the mask, for which the host would wait
-    return values.new_zeros(*shape, *values.shape[1:]).index_put(rows_and_columns(chosen, shape), values)
+    return values.new_zeros(*shape, *values.shape[1:]).index_put(where, values)
 
 
 class LanguageNetwork(nn.Module):
@@ -157,13 +158,13 @@ class LanguageNetwork(nn.Module):
             columns |= {"logprobs": logprobs, "entropy": entropy, "sum_p_squared": squares}
             if candidates is not None:
                 columns |= {"logprobs": logprobs[:, 0], "candidate_logprobs": logprobs[:, 1:]}
+        where = rows_and_columns(chosen, select.shape)
         found = queries.columns(
-            {name: columns[name] for name in outputs if name != ROUTER_BALANCE}, chosen, select.shape
+            {name: columns[name] for name in outputs if name != ROUTER_BALANCE}, where, select.shape
         )
         if ROUTER_BALANCE in outputs:
-            rows, _ = rows_and_columns(chosen, select.shape)
-            balance = recorder.balance(queries.choose, rows, len(select))
-            found[ROUTER_BALANCE] = aligned(balance, chosen, select.shape)
+            balance = recorder.balance(queries.choose, where[0], len(select))
+            found[ROUTER_BALANCE] = aligned(balance, where, select.shape)
         return found
 
 
@@ -198,7 +199,7 @@ class ValueNetwork(nn.Module):
         values = nn.functional.linear(queries.states.to(dtype), self.head.weight.to(dtype), self.head.bias.to(dtype))[
             :, 0
         ]
-        return queries.columns({"values": values}, chosen, select.shape)
+        return queries.columns({"values": values}, rows_and_columns(chosen, select.shape), select.shape)
 
 
 class ScoreNetwork(nn.Module):
@@ -264,7 +265,7 @@ class StepNetwork(nn.Module):
         states, place = run_backbone(self.model.base_model, tokens, layout, media)
         chosen = chosen_places(select) if chosen is None else chosen
         bad, good = labelled(self.model, states[place[:, 1:].flatten()[chosen]]).unbind(1)
-        return {"score": aligned(good - bad, chosen, select.shape)}
+        return {"score": aligned(good - bad, rows_and_columns(chosen, select.shape), select.shape)}
 
 
 def labelled(model: PreTrainedModel, states: Tensor) -> Tensor:

@@ -5,10 +5,12 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from rft.data.rows.sources import check_text, require
 
 Rows = list[dict[str, Any]]
 
@@ -37,6 +39,23 @@ def rows_of_child(module: str, *arguments: Any) -> Rows:
     if isinstance(rows, ValueError):
         raise rows
     return list(rows)
+
+
+def check_rows(rows: Rows, required: Sequence[str], name: str, first: int, key: str) -> None:
+    """Checks that every row has the required fields, and a prompt that is a text or messages.
+
+    Args:
+        name, first: of a row in messages, and the number of the first row.
+        key: the yaml key of the rows.
+
+    Raises:
+        ValueError: a row does not; names it, the field and the key.
+    """
+    for number, row in enumerate(rows, first):
+        where, cure = f"{name} {number}", f"see {key}"
+        for field in required:
+            require(row, field, where, cure)
+        check_text(row["prompt"], "prompt", where, cure)
 
 
 def make_rows(function: Callable[..., Rows]) -> None:

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from rft.data.rows.files import without_nulls
-from rft.data.rows.packages.child import make_rows, rows_of_child
-from rft.data.rows.sources import check_text, require
+from rft.data.rows.packages.child import check_rows, make_rows, rows_of_child
 from rft.ranges import PositiveInt
 
 MISSING = 'the package verifiers is not installed; pip install "rft[verifiers]"'
@@ -52,11 +51,7 @@ class VerifiersRows:
         rows = rows_of_child(
             "rft.data.rows.packages.verifiers", self._id, self._args, self._split, self._limit, self._key
         )
-        for number, row in enumerate(rows):
-            where, cure = f"{self._id}[{self._split}] row {number + 1}", f"see {self._key}"
-            for field in required:
-                require(row, field, where, cure)
-            check_text(row["prompt"], "prompt", where, cure)
+        check_rows(rows, required, f"{self._id}[{self._split}] row", 1, self._key)
         return rows
 
 

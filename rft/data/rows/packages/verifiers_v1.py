@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from rft.data.rows.packages.child import make_rows, rows_of_child
-from rft.data.rows.sources import check_text, require
+from rft.data.rows.packages.child import check_rows, make_rows, rows_of_child
 from rft.ranges import PositiveInt
 
 MISSING = 'the package verifiers, 0.4 or later, is not installed; pip install "rft[verifiers_v1]"'
@@ -47,11 +46,7 @@ class VerifiersTasks:
                 prompt.
         """
         rows = rows_of_child("rft.data.rows.packages.verifiers_v1", self._env, self._limit, self._key)
-        for number, row in enumerate(rows):
-            where, cure = f"task {number}", f"see {self._key}"
-            for field in required:
-                require(row, field, where, cure)
-            check_text(row["prompt"], "prompt", where, cure)
+        check_rows(rows, required, "task", 0, self._key)
         return rows
 
 

@@ -46,7 +46,7 @@ class VerifiersV1:
                 )
         finally:
             del os.environ[variable]
-        errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
         if not episode.ok:
+            errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
             raise RuntimeError("; ".join(f"{error.type}: {error.message}" for error in errors) or "the episode failed")
         return float(sum(trace.reward for trace in episode.traces))
