@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rft.data.rows.lazy import Rows, load, subset
-from rft.ranges import PositiveInt
+from rft.ranges import Fraction, PositiveInt
 from rft.registry import Target
 
 
@@ -26,7 +26,7 @@ class HashSplit:
         ValueError: the share is empty, or not between 0 and 1.
     """
 
-    def __init__(self, rows: Any, by: str, share: list[float], key: str) -> None:
+    def __init__(self, rows: Any, by: str, share: list[Fraction], key: str) -> None:
         if len(share) != 2 or not 0 <= share[0] < share[1] <= 1:
             raise ValueError(f"{key}.share={share}: give its start and end between 0 and 1, such as [0.0, 0.8]")
         self._rows = Target(rows, f"{key}.rows", ("key",))

@@ -42,9 +42,7 @@ class TwoTurnSource(Source):
     def check_tokens(cls, options: Mapping[str, Any], context: CheckContext, encoder: Encoder) -> None:
         hint = len(encoder.encode([options["hint"]])[0])
         if hint + 2 > context.max_new_tokens:
-            raise ValueError(
-                f"{context.key}.hint has {hint} tokens: raise rollout.max_new_tokens to {hint + 2} or more"
-            )
+            raise ValueError(f"{context.key}.hint has {hint} tokens: raise {context.cap_key} to {hint + 2} or more")
 
     def samples(self) -> bool:
         return True
