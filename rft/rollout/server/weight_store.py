@@ -1,26 +1,30 @@
 """Weights for servers to read: one folder of safetensors files per version, written bucket by bucket.
 
-CPU memory of rank 0: one bucket, which the safetensors library may copy once more, and one tensor. On the device of the
-model it is one tensor. A tensor that is equal to the one of the version before is not written again: its file is
-hard-linked once it holds unchanged tensors only. So the frozen part of a model is written when it first appears, and
-no caller has to say which part that is. Adapters that servers apply themselves have a folder beside the weights.
+Threads hash and write buckets while the next ones are gathered. CPU memory of rank 0: `WRITERS` buckets and one tensor.
+On the device of the model it is one tensor. A tensor that is equal to the one of the version before is not written
+again: its file is hard-linked once it holds unchanged tensors only. So the frozen part of a model is written when it
+first appears, and no caller has to say which part that is. Adapters that servers apply themselves have a folder beside
+the weights.
 """
 
 import hashlib
 import json
 import os
 import shutil
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-BUCKET = 2**28  # bytes of a file, or those of its only tensor
+BUCKET = 2**26  # bytes of a file, or those of its only tensor
+WRITERS = 4  # threads that hash, write and read back files
 METADATA = {"format": "pt"}
 DTYPES = frozenset(
     (
@@ -97,21 +101,23 @@ class WeightVersion:
         Raises:
             OSError: a file differs; names it.
         """
-        for file in self.files():
-            if not self._intact(file):
-                raise OSError(
-                    f"{self.folder / file} does not hold the weights of version {self.version} that were written to "
-                    "it; check the disk"
-                )
+        files = self.files()
+        with ThreadPoolExecutor(WRITERS) as pool:
+            for file, intact in zip(files, pool.map(self._intact, files, files.values()), strict=True):
+                if not intact:
+                    raise OSError(
+                        f"{self.folder / file} does not hold the weights of version {self.version} that were written "
+                        "to it; check the disk"
+                    )
         for name, digest in self.adapter.digests.items() if self.adapter is not None else ():
             assert self.adapter is not None
             if _digest((self.adapter.folder / name).read_bytes()) != digest:
                 raise OSError(f"{self.adapter.folder / name} is not what was written to it; check the disk")
 
-    def _intact(self, file: str) -> bool:
+    def _intact(self, file: str, names: list[str]) -> bool:
         try:
             with safe_open(self.folder / file, "pt") as opened:
-                if set(opened.keys()) != set(self.files()[file]) or opened.metadata() != METADATA:
+                if set(opened.keys()) != set(names) or opened.metadata() != METADATA:
                     return False
                 for name in opened.keys():
                     found = opened.get_tensor(name)
@@ -179,23 +185,13 @@ class WeightStore:
         draft.mkdir(parents=True)
         before = self.kept.tensors if self.kept is not None else {}
         self._written += 1
-        changed = _BucketWriter(draft, str(self._written))
+        found: dict[str, StoredTensor] = {}
         unchanged = defaultdict(list)
-        for name, tensor in tensors:
-            if tensor.dtype not in DTYPES:
-                raise ValueError(f"{name}: servers do not read weights of {tensor.dtype}; choose another rollout")
-            if self._dtype is not None and tensor.is_floating_point() and tensor.itemsize > self._dtype.itemsize:
-                tensor = tensor.to(self._dtype)
-            copy = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-            del tensor  # before the next one is gathered
-            digest = _digest(_bytes(copy))
-            if name in before and before[name].equals(copy.dtype, list(copy.shape), digest):
+        for written in _write_buckets(draft / f"model-{self._written}", self._copies(tensors), before):
+            found |= written.changed
+            for name in written.unchanged:
                 unchanged[before[name].file].append(name)
-            else:
-                changed.add(name, copy, digest)
-            del copy
-        changed.flush()
-        found = changed.stored | self._carry_over(draft, unchanged)
+        found |= self._carry_over(draft, unchanged)
         for path in self._model_folder.iterdir() if self._model_folder is not None else ():
             os.link(path, draft / path.name)
         index = {
@@ -208,24 +204,40 @@ class WeightStore:
         draft.rename(folder)
         return WeightVersion(version, folder, found, self._dtype)
 
+    def _copies(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Contiguous copies in CPU memory, in the dtype of the servers. Raises ValueError for a dtype that they do not
+        read."""
+        for name, tensor in tensors:
+            if tensor.dtype not in DTYPES:
+                raise ValueError(f"{name}: servers do not read weights of {tensor.dtype}; choose another rollout")
+            if self._dtype is not None and tensor.is_floating_point() and tensor.itemsize > self._dtype.itemsize:
+                tensor = tensor.to(self._dtype)
+            copy = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+            del tensor  # before the next one is gathered
+            yield name, copy
+            del copy
+
     def _carry_over(self, draft: Path, unchanged: dict[str, list[str]]) -> dict[str, StoredTensor]:
         """Links files of which no tensor has changed, and copies the unchanged tensors of the others to new files.
 
         Args:
             unchanged: names of unchanged tensors by the file of the kept version that holds them.
         """
-        linked: dict[str, StoredTensor] = {}
-        copied = _BucketWriter(draft, f"{self._written}-unchanged")
+        if self.kept is None:
+            return {}
+        kept, files = self.kept, self.kept.files()
+        carried = {name: kept.tensors[name] for names in unchanged.values() for name in names}
+        copied: list[str] = []
         for file, names in unchanged.items():
-            assert self.kept is not None
-            if len(names) == len(self.kept.files()[file]):
-                os.link(self.kept.folder / file, draft / file)
-                linked |= {name: self.kept.tensors[name] for name in names}
-                continue
-            for name in names:
-                copied.add(name, self.kept.read(name), self.kept.tensors[name].digest)
-        copied.flush()
-        return linked | copied.stored
+            if len(names) == len(files[file]):
+                os.link(kept.folder / file, draft / file)
+            else:
+                copied += names
+        copies = ((name, kept.read(name)) for name in copied)
+        for written in _write_buckets(draft / f"model-{self._written}-unchanged", copies, {}):
+            # with the digests of the version before, so that `verify` finds what was damaged since
+            carried |= {name: replace(carried[name], file=new.file) for name, new in written.changed.items()}
+        return carried
 
     def adapt(self, weights: WeightVersion, version: int, name: str, save: Callable[[Path], None]) -> WeightVersion:
         """A version that applies adapters to the tensors of another one; writes the adapters alone.
@@ -251,44 +263,79 @@ class WeightStore:
                 shutil.rmtree(path)
 
 
-class _BucketWriter:
-    """Collects tensors and writes a safetensors file whenever they would exceed `BUCKET` bytes.
+class _Written(NamedTuple):
+    """What became of the tensors of a bucket.
 
     Attributes:
-        stored: the tensors that are in files.
+        changed: those that are in a new file.
+        unchanged: the names of the others.
     """
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self.stored: dict[str, StoredTensor] = {}
-        self._folder = folder
-        self._name = name
-        self._count = 0
-        self._size = 0  # bytes in the bucket
-        self._bucket: dict[str, Tensor] = {}
-        self._digests: dict[str, str] = {}
+    changed: dict[str, StoredTensor]
+    unchanged: list[str]
 
-    def add(self, name: str, tensor: Tensor, digest: str) -> None:
-        """Takes a contiguous CPU tensor that shares its memory with no other one."""
-        if self._size + tensor.nbytes > BUCKET:
-            self.flush()
-        self._size += tensor.nbytes
-        self._bucket[name], self._digests[name] = tensor, digest
 
-    def flush(self) -> None:
-        """Writes the collected tensors and releases them."""
-        if not self._bucket:
-            return
-        self._count += 1
-        path = self._folder / f"model-{self._name}-{self._count:05d}.safetensors"
+def _write_buckets(
+    path: Path, tensors: Iterable[tuple[str, Tensor]], before: dict[str, StoredTensor]
+) -> Iterator[_Written]:
+    """Writes the tensors that are not in the version before, in `WRITERS` threads, bucket by bucket.
+
+    Args:
+        path: of the files, without number and suffix.
+        tensors: contiguous CPU tensors that share their memory with no others; released once they are written.
+        before: the tensors of the version before.
+
+    Raises:
+        OSError: the disk fails; names the file.
+    """
+    running: deque[Future[_Written]] = deque()
+    with ThreadPoolExecutor(WRITERS) as pool:
+        for number, bucket in enumerate(_buckets(tensors), 1):
+            file = path.with_name(f"{path.name}-{number:05d}.safetensors")
+            running.append(pool.submit(_write_changed, file, bucket, before))
+            del bucket
+            if len(running) == WRITERS:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
+
+
+def _buckets(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+    """The tensors in groups of at most `BUCKET` bytes; a larger one is alone."""
+    bucket: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in tensors:
+        if bucket and size + tensor.nbytes > BUCKET:
+            yield bucket
+            bucket, size = {}, 0
+        bucket[name] = tensor
+        size += tensor.nbytes
+        del tensor
+    if bucket:
+        yield bucket
+
+
+def _write_changed(path: Path, bucket: dict[str, Tensor], before: dict[str, StoredTensor]) -> _Written:
+    """Writes those tensors of a bucket that differ from the version before, if there are any."""
+    digests = {name: _digest(_bytes(tensor)) for name, tensor in bucket.items()}
+    unchanged = [
+        name
+        for name, tensor in bucket.items()
+        if name in before and before[name].equals(tensor.dtype, list(tensor.shape), digests[name])
+    ]
+    changed = {name: tensor for name, tensor in bucket.items() if name not in unchanged}
+    if changed:
         try:
-            save_file(self._bucket, path, METADATA)
+            save_file(changed, path, METADATA)
         except SafetensorError as error:
             raise OSError(f"{path}: {error}") from error
         with path.open("rb+") as file:
             os.fsync(file.fileno())
-        for name, tensor in self._bucket.items():
-            self.stored[name] = StoredTensor(path.name, tensor.dtype, list(tensor.shape), self._digests[name])
-        self._size, self._bucket, self._digests = 0, {}, {}
+    stored = {
+        name: StoredTensor(path.name, tensor.dtype, list(tensor.shape), digests[name])
+        for name, tensor in changed.items()
+    }
+    return _Written(stored, unchanged)
 
 
 def _bytes(tensor: Tensor) -> memoryview:
