@@ -19,7 +19,7 @@ from rft.ranges import PositiveFloat, PositiveInt
 from rft.strategy.attention import Attention, check_attention
 from rft.strategy.base import DTYPES, HOST, MakeOptimizer, ModelFacts, Strategy, TrainState
 from rft.strategy.blocks import recompute
-from rft.strategy.gather import WHOLE, GatherOptions, gather
+from rft.strategy.gather import WHOLE, GatherOptions, gather, has_sharded_rows
 from rft.strategy.norm import clip_grad_norm
 from rft.strategy.offload.activations import LABEL as ACTIVATIONS
 from rft.strategy.offload.activations import ActivationOffload
@@ -336,7 +336,7 @@ class FSDP2(Strategy):
         taken = self.world.rank == 0 or not options.rank_zero_only
         for name, tensor in tensors:
             whole: Tensor | None = tensor
-            if isinstance(tensor, DTensor):
+            if isinstance(tensor, DTensor) and not (options.sharded and has_sharded_rows(tensor)):
                 with record_function("full_tensor"), self.world.wait.during(f"the gather of {name}"):
                     shard = tensor.to(self.world.device, copy=self._param_offload == "all")
                     assert isinstance(shard, DTensor)

@@ -16,10 +16,13 @@ class GatherOptions:
         dtype: sharded floating-point tensors are rounded to it before they are gathered, if it has fewer bytes; None:
             they are gathered as they are.
         rank_zero_only: the other ranks send their shards and get nothing.
+        sharded: every rank takes its own rows (`own_rows`): tensors whose rows are sharded are neither rounded nor
+            gathered, all others are whole on every rank.
     """
 
     dtype: torch.dtype | None = None
     rank_zero_only: bool = False
+    sharded: bool = False
 
 
 WHOLE = GatherOptions()  # as they are, on every rank
@@ -29,6 +32,29 @@ RANK_ZERO = GatherOptions(rank_zero_only=True)
 def to_local(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor, which shares its storage; a tensor that is not sharded is returned as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def has_sharded_rows(tensor: Tensor) -> bool:
+    """Whether each rank, or each of a group of replicas, holds a block of the rows of a tensor."""
+    if not isinstance(tensor, DTensor):
+        return False
+    *outer, last = tensor.placements
+    return type(last) is Shard and last.dim == 0 and all(placement.is_replicate() for placement in outer)
+
+
+def own_rows(tensor: Tensor, rank: int) -> tuple[Tensor, int]:
+    """The rows of a tensor that a rank contributes, and the number of the first: every row is of one rank.
+
+    Args:
+        tensor: one that `has_sharded_rows`, or a whole one, which rank 0 contributes.
+        rank: of this process.
+    """
+    if not isinstance(tensor, DTensor):
+        return (tensor if rank == 0 else tensor.reshape(-1)[:0]), 0
+    mesh, local = tensor.device_mesh, tensor.to_local()
+    if dist.get_process_group_ranks(mesh.get_group(mesh.ndim - 1))[0] != 0:  # a replica
+        return local[:0], 0
+    return local, min(mesh.get_local_rank(mesh.ndim - 1) * -(-len(tensor) // mesh.size(mesh.ndim - 1)), len(tensor))
 
 
 def gather(tensor: DTensor, options: GatherOptions) -> Tensor | None:
@@ -46,8 +72,7 @@ def gather(tensor: DTensor, options: GatherOptions) -> Tensor | None:
         return tensor.to_local()
     if not options.rank_zero_only:
         return tensor.full_tensor()
-    *outer, last = tensor.placements
-    if type(last) is Shard and last.dim == 0 and all(placement.is_replicate() for placement in outer):
+    if has_sharded_rows(tensor):
         return _gather_rows(tensor)
     whole = tensor.full_tensor()
     return whole if dist.get_rank() == 0 else None

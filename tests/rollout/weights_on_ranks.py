@@ -3,8 +3,8 @@
 torchrun --nproc-per-node 2 weights_on_ranks.py found.pt
 """
 
+import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -21,14 +21,14 @@ from rft.rollout.engine.base import Request
 from rft.rollout.engine.hf import HFEngine
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import EngineSampler
-from rft.rollout.server import weight_store
+from rft.rollout.server.weights import store
 from rft.strategy.fsdp2 import FSDP2
-from rft.strategy.gather import WHOLE, GatherOptions
+from rft.strategy.gather import WHOLE
 from tests.helpers import MODEL, engine_context, make_actor, make_optimizer, make_strategy
 
 SHAPE = MODEL | {"hidden_size": 64, "intermediate_size": 1001}  # rows that do not divide over two ranks or four
 EVEN = SHAPE | {"intermediate_size": 1000}  # as tensor parallelism needs
-BUCKET = 2**16  # a quarter of the largest tensor in float32
+FILE_BYTES = 2**16  # a quarter of the largest tensor in float32
 SAMPLING = Sampling(8, 1.0, 1.0, 0, 0.0, [], None)
 HALF = torch.bfloat16
 LORA = {"rank": 4, "alpha": 8, "rslora": False, "targets": "all-linear", "quantize": None, "export": "merged"}
@@ -82,42 +82,78 @@ def engine(world: World, dtype: str, own: Any = None) -> dict[str, Any]:
     return {"bytes": counted.bytes(), "weights": held, "sampled": (sampled.tokens, sampled.logprobs)}
 
 
-def store(world: World, options: GatherOptions, actor: Any = MappingProxyType({}), **strategy: Any) -> dict[str, Any]:
-    """Rank 0 writes the weights of a sharded model for servers."""
+def stored(
+    world: World,
+    folder: Path,
+    dtype: torch.dtype | None = None,
+    actor: Any = MappingProxyType({}),
+    **strategy: Any,
+) -> dict[str, Any]:
+    """The ranks write the weights of a sharded model for servers, two versions, of which the second changes a tensor."""
     counted = Counted(world, actor, **strategy)
-    with tempfile.TemporaryDirectory() as folder:
-        weights = iter(counted.actor.weights(options))
-        written = weight_store.WeightStore(Path(folder) / str(world.rank), None, options.dtype)
-
-        def write() -> None:
-            if world.rank == 0:
-                written.keep(written.write(0, weights))
-            for _ in weights:
-                pass
-
-        counted.call("write", write)
-        found = {name: written.kept.read(name) for name in written.kept.tensors} if written.kept is not None else {}
+    written = store.WeightStore(folder, None, dtype, world)
+    initial = {name: tensor.clone() for name, tensor in counted.actor.weights(WHOLE)}
+    for version in range(2):
+        weights = counted.actor.weights(written.gather_options)
+        counted.call(f"write {version}", lambda: written.keep(written.write(version, weights)))  # noqa: B023
+        kept = written.kept
+        assert kept is not None
+        if version == 0:
+            before = kept.tensors
+            with torch.no_grad():
+                [each for each in counted.actor.network.parameters() if each.requires_grad][-1].add_(1.0)
+    here = kept.folder.exists()
+    found = {name: kept.read(name) for name in kept.tensors} if here else {}
+    kept.verify() if here else None
     full = {name: tensor.clone() for name, tensor in counted.actor.weights(WHOLE)}
-    return {"bytes": counted.bytes(), "weights": found, "full": full}
+    return {
+        "bytes": counted.bytes(),
+        "weights": found,
+        "initial": initial,
+        "full": full,
+        "changed": [name for name in before if not before[name].equals(kept.tensors[name])],
+        "parts": {name: tensor.parts for name, tensor in kept.tensors.items()},
+    }
+
+
+def failed(world: World, folder: Path) -> tuple[str, list[str]]:
+    """The error where the disk of the last rank is full, and what is in the folder then."""
+    real = os.fsync
+    if world.rank == world.size - 1:
+        os.fsync = full_disk
+    error = ""
+    try:
+        stored(world, folder)
+    except OSError as found:
+        error = str(found)
+    os.fsync = real
+    return error, [path.name for path in folder.iterdir()]
+
+
+def full_disk(file: int) -> None:
+    raise OSError(28, "No space left on device")
 
 
 def main() -> None:
     torch.set_num_threads(1)
     world = start("cpu")
-    weight_store.BUCKET = BUCKET
-    servers = GatherOptions(rank_zero_only=True)
+    store.FILE_BYTES, store.AHEAD = FILE_BYTES, 1
+    folders = Path(sys.argv[1]).parent / "weights"
     found = {
         "float32": engine(world, "float32"),
         "bfloat16": engine(world, "bfloat16"),
         "rounded": engine(world, "float32", "bfloat16"),
-        "store, on every rank": store(world, WHOLE),
-        "store": store(world, servers),
-        "store, bfloat16": store(world, GatherOptions(HALF, rank_zero_only=True)),
-        "store, adapters": store(world, servers, {"lora": LORA}),
+        "store": stored(world, folders / "shared"),
+        "store, bfloat16": stored(world, folders / "bfloat16", HALF),
+        "store, adapters": stored(world, folders / "adapters", None, {"lora": LORA}),
+        "store, apart": stored(world, folders / f"of rank {world.rank}"),
+        "failed": failed(world, folders / "full"),
     }
     if world.size == 4:
-        found["store, replicas"] = store(world, servers, replicas=2)
-        found["store, tensor parallel"] = store(world, servers, {"model_config": EVEN}, tensor_parallel=2)
+        found["store, replicas"] = stored(world, folders / "replicas", replicas=2)
+        found["store, tensor parallel"] = stored(
+            world, folders / "tensor", None, {"model_config": EVEN}, tensor_parallel=2
+        )
     ranks = world.gather(found)
     if world.rank == 0:
         torch.save(ranks, Path(sys.argv[1]))

@@ -8,7 +8,7 @@ adapters on the head, whose weight the log-probabilities are computed with direc
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
@@ -285,7 +285,8 @@ class LoraWeights(Iterable[tuple[str, Tensor]]):
 
     def alone(self) -> Iterator[tuple[str, Tensor]]:
         """What `Adapters.save` writes."""
-        return self.gather(self.adapters.tensors(), replace(self.options, dtype=None))
+        options = GatherOptions(rank_zero_only=self.options.rank_zero_only or self.options.sharded)
+        return self.gather(self.adapters.tensors(), options)
 
 
 def _delta(layer: Any, weight: Tensor) -> Tensor:

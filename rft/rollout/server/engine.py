@@ -1,7 +1,7 @@
 """An engine that samples with HTTP servers, which all ranks share.
 
-Every rank requests its own samples. Rank 0 writes new weights to a folder, lets the servers read them or broadcasts
-them, and monitors the servers; the other ranks receive from it the outcome of every update.
+Every rank requests its own samples. The ranks write new weights to a folder. Rank 0 lets the servers read them or
+broadcasts them, and monitors the servers; the other ranks receive from it the outcome of every update.
 """
 
 import atexit
@@ -34,10 +34,8 @@ from rft.rollout.server.requests import SampleRequest
 from rft.rollout.server.servable import ServableEngine
 from rft.rollout.server.server_api import Sampled, key_environment, server_prompt
 from rft.rollout.server.server_pool import ServerPool
-from rft.rollout.server.weight_store import WeightStore, WeightVersion
-from rft.strategy.gather import GatherOptions
-
-Written = WeightVersion | OSError | ValueError | None  # on rank 0 the weights, or the error; None on other ranks
+from rft.rollout.server.weights.store import WeightStore
+from rft.rollout.server.weights.version import WeightVersion
 
 
 class ServersEngine(ServableEngine):
@@ -73,7 +71,6 @@ class ServersEngine(ServableEngine):
                 f"are reachable from one machine only; start them with mode=serve and give {KEY}.addresses"
             )
         self.version = 0
-        self.gather_options = GatherOptions(servers.torch_dtype, rank_zero_only=True)
         self._world = world
         self._tokenizer = tokenizer
         self._ends = end_tokens(model, tokenizer)
@@ -93,8 +90,9 @@ class ServersEngine(ServableEngine):
         self._servers = [Server(client, float(servers.concurrency)) for client in clients]
         self._pool: ServerPool | None = None
         world.decide(lambda: write_model_folder(model, tokenizer, model_folder, context.media))
+        self._weight_store = WeightStore(folder / "weights", model_folder, servers.torch_dtype, world)
+        self.gather_options = self._weight_store.gather_options
         if world.rank == 0:
-            self._weight_store = WeightStore(folder / "weights", model_folder, servers.torch_dtype)
             self._processes = []
             for number, port in enumerate(ports):
                 command, environment = self._server_api.command(servers.python or sys.executable, model_folder, port)
@@ -186,30 +184,18 @@ class ServersEngine(ServableEngine):
             OSError: the disk fails, or no server acknowledges the version within its deadline; names it.
             ValueError: a tensor has an unsupported dtype; names it.
         """
-        weights = self._write(version, tensors)
-        self._world.decide(lambda: self._commit(weights))
-        self.version = version
+        self._commit(self._weight_store.write(version, renamed(tensors, self._names)))
 
-    def _write(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> Written:
-        """Rank 0 writes the tensors under their names in checkpoints; every rank consumes the iterator, since each item
-        may be a collective."""
-        tensors = renamed(tensors, self._names)
-        weights: Written = None
-        if self._world.rank == 0:
-            try:
-                weights = self._weight_store.write(version, tensors)
-            except (OSError, ValueError) as error:
-                weights = error
-        for _ in tensors:
-            pass
-        return weights
+    def _commit(self, weights: WeightVersion) -> None:
+        """Rank 0 lets the servers load a version. A collective."""
 
-    def _commit(self, weights: Written) -> None:
-        assert self._pool is not None and weights is not None
-        if isinstance(weights, OSError | ValueError):
-            raise weights
-        self._loop.run(self._pool.commit(weights))
+        def commit() -> None:
+            assert self._pool is not None
+            self._loop.run(self._pool.commit(weights))
+
+        self._world.decide(commit)
         self._weight_store.keep(weights)
+        self.version = weights.version
 
     def sleep(self) -> None:
         """Releases the servers' memory once all ranks have their samples; `update_weights` wakes them. A collective.

@@ -36,7 +36,7 @@ from rft.rollout.server.server_api import (
     python_path,
 )
 from rft.rollout.server.weight_broadcast import BroadcastGroup, MakeGroup, missing_tensors
-from rft.rollout.server.weight_store import WeightVersion
+from rft.rollout.server.weights.version import WeightVersion
 
 FIXED = {
     "load_format": "dummy",  # the run sends the weights

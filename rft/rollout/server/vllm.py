@@ -17,6 +17,7 @@ from transformers import AutoConfig
 from transformers.utils import CONFIG_NAME
 
 from rft.actor.forward.media_inputs import forbidden_bias
+from rft.actor.loading.checkpoint_names import renamed
 from rft.actor.lora.adapters import LoraWeights
 from rft.batch.encoded import MediaFacts
 from rft.remote.http_client import RequestRefused, ServerClient
@@ -28,7 +29,7 @@ from rft.rollout.engine.vllm_checks import check_sampling, check_speculation, un
 from rft.rollout.engine.vllm_lora import KEYS, MERGE, check_adapters, room
 from rft.rollout.engine.vllm_media import check_server, media_arguments
 from rft.rollout.engine.vllm_memory import cache_arguments
-from rft.rollout.server.engine import ServersEngine, Written
+from rft.rollout.server.engine import ServersEngine
 from rft.rollout.server.options import KEY, Servers
 from rft.rollout.server.prompt_logprobs import PROMPT_LOGPROBS, Text, TokenLogprobs
 from rft.rollout.server.requests import SampleRequest
@@ -45,7 +46,7 @@ from rft.rollout.server.server_api import (
     python_path,
 )
 from rft.rollout.server.weight_broadcast import BroadcastGroup, MakeGroup, missing_tensors
-from rft.rollout.server.weight_store import WeightVersion
+from rft.rollout.server.weights.version import WeightVersion
 
 # python -m: the `vllm` command of the CPU build looks for a package of another name and fails
 MODULE = "vllm.entrypoints.openai.api_server"
@@ -124,21 +125,14 @@ class VLLMServers(ServersEngine):
             super().update_weights(version, tensors)
             self._base_version = self._adapter = None
             return
-        if tensors.base_version != self._base_version:
-            base = self._write(version, tensors.base())
-        else:
-            base = self._weight_store.kept if self._world.rank == 0 else None
+        store = self._weight_store
+        base = store.kept
+        if base is None or tensors.base_version != self._base_version:
+            base = store.write(version, renamed(tensors.base(), self._names))
         alone = {name: tensor.cpu() for name, tensor in tensors.alone() if self._world.rank == 0}
-
-        def commit(weights: Written) -> str:
-            name = f"{ADAPTER}{uuid.uuid4().hex}"
-            if isinstance(weights, WeightVersion):
-                weights = self._weight_store.adapt(weights, version, name, lambda to: tensors.adapters.save(alone, to))
-            self._commit(weights)
-            return name
-
-        self._adapter = self._world.decide(lambda: commit(base))
-        self.version, self._base_version = version, tensors.base_version
+        name: str = self._world.decide(lambda: f"{ADAPTER}{uuid.uuid4().hex}")
+        self._commit(store.adapt(base, version, name, lambda folder: tensors.adapters.save(alone, folder)))
+        self._adapter, self._base_version = name, tensors.base_version
 
     def _sample_requests(self, request: Request, sampling: Sampling) -> list[SampleRequest]:
         model = {} if self._adapter is None else {"model": self._adapter}

@@ -32,7 +32,7 @@ from rft.rollout.server.remote.rft_receiver import (
     pack,
     sealed,
 )
-from rft.rollout.server.weight_store import StoredTensor, WeightVersion
+from rft.rollout.server.weights.version import StoredTensor, WeightVersion
 
 BUCKET = 2**28
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -251,7 +251,8 @@ class Bucket:
         new, stored = self.weights.read(name), self.weights.tensors[name]
         if before is None or name not in before.tensors or not before.folder.exists():
             return (new,)
-        if not before.tensors[name].equals(stored.dtype, stored.shape, copies.get(name)):
+        old = before.tensors[name]
+        if (old.dtype, old.shape, old.digest) != (stored.dtype, stored.shape, copies.get(name)):
             return (new,)
         return sparse_delta(new, before.read(name))
 
@@ -294,8 +295,7 @@ def missing_tensors(weights: WeightVersion, before: WeightVersion | None) -> lis
 
 
 def _same(weights: WeightVersion, held: dict[str, StoredTensor], name: str) -> bool:
-    stored = weights.tensors[name]
-    return name in held and held[name].equals(stored.dtype, stored.shape, stored.digest)
+    return name in held and held[name].equals(weights.tensors[name])
 
 
 def _layer(name: str) -> str:

@@ -21,7 +21,7 @@ from rft.remote.http_client import ServerClient
 from rft.remote.server_process import free_port
 from rft.rollout.server.sglang import SGLangApi
 from rft.rollout.server.vllm import VLLMApi, VLLMServers
-from rft.rollout.server.weight_store import WeightVersion
+from rft.rollout.server.weights.version import WeightVersion
 from tests.rollout.server.fake_server import FakeServer
 from tests.rollout.server.scripted import tied_model
 

@@ -16,7 +16,7 @@ from rft.rollout.engine.sampling import FirstToken, Sampling
 from rft.rollout.server.options import Servers
 from rft.rollout.server.server_api import Aborted, ServerPrompt
 from rft.rollout.server.sglang import SGLangApi, SGLangServers
-from rft.rollout.server.weight_store import WeightVersion
+from rft.rollout.server.weights.version import WeightVersion
 from rft.setup.components import Components
 from tests.helpers import yaml_options
 from tests.rollout.media import MEDIA

@@ -20,7 +20,7 @@ from rft.rollout.engine.vllm_checks import unloaded
 from rft.rollout.server.options import Servers
 from rft.rollout.server.server_api import Aborted, ServerPrompt
 from rft.rollout.server.vllm import VLLMApi, VLLMServers
-from rft.rollout.server.weight_store import Adapter, WeightVersion
+from rft.rollout.server.weights.version import Adapter, WeightVersion
 from tests.helpers import yaml_options
 from tests.rollout.media import MEDIA
 

@@ -18,7 +18,7 @@ from rft.rollout.engine.base import Request
 from rft.rollout.engine.sampling import Sampling, truncate
 from rft.rollout.server.options import Servers
 from rft.rollout.server.vllm import VLLMServers
-from rft.rollout.server.weight_store import WeightVersion
+from rft.rollout.server.weights.version import WeightVersion
 from tests.helpers import engine_context, yaml_options
 from tests.rollout.server.real_servers import (
     QUIET,

@@ -13,7 +13,7 @@ from rft.rollout.server import weight_broadcast as channel
 from rft.rollout.server.remote import rft_receiver
 from rft.rollout.server.remote.rft_receiver import WHOLE, checksum, pack, room, unpack
 from rft.rollout.server.weight_broadcast import Bucket, missing_tensors, sparse_delta
-from rft.rollout.server.weight_store import WeightStore
+from rft.rollout.server.weights.store import WeightStore
 from tests.rollout.server import fake_server
 from tests.rollout.server.fake_server import FakeServer
 from tests.rollout.server.fake_workers import Workers

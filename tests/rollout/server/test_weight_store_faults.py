@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from rft.rollout.server import weight_store as weight_store
+from rft.rollout.server.weights import store
 from tests.rollout.server.fake_server import FakeServer
 from tests.rollout.server.real_servers import until
 from tests.rollout.server.scripted import ASK, SAMPLING, requests, right, said, weights
@@ -233,8 +233,8 @@ def test_a_staged_file_that_is_spoilt_on_disk_is_named_before_a_server_is_told(
     samples = engine(kind, [server])
     assert outcome(samples, 0) == ""
     told = server.calls.copy()
-    real = weight_store.save_file
-    monkeypatch.setattr(weight_store, "save_file", lambda *given: (real(*given), spoil(given[1].parent)))
+    real = store._write_rows
+    monkeypatch.setattr(store, "_write_rows", lambda path, *given: (real(path, *given), spoil(path.parent)))
     assert "does not hold the weights of version 1 that were written to it; check the disk" in outcome(samples, 1)
     loads = {"/collective_rpc", "/update_weights_from_disk"}
     assert all(server.calls[message] == told[message] for message in loads)
@@ -268,10 +268,10 @@ def test_a_full_disk_ends_the_walk_over_the_weights_all_the_same(fakes, engine, 
             yield name, tensor
 
     def full(*args):
-        raise OSError(28, "No space left on device", "model.safetensors")
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(weight_store, "save_file", full)
-    with pytest.raises(OSError, match=r"No space left on device: 'model.safetensors'"):
+    monkeypatch.setattr(store.os, "fsync", full)
+    with pytest.raises(OSError, match=r"model-1-00001\.safetensors: \[Errno 28\] No space left on device"):
         samples.update_weights(0, tensors())
     assert walked == list(weights(0)), "other ranks gather along"
 
