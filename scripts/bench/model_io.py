@@ -1,8 +1,10 @@
-"""Sections `load`, `export` and `sync`: seconds and memory of moving a sharded model, and a whole one's.
+"""Sections `load`, `export`, `sync` and `publish`: seconds and memory of moving a sharded model, and a whole one's.
 
-`rft` reads the shards of each rank alone, writes file by file on rank 0, and gives the engine `hf` of each rank the
-weights in bfloat16. `whole` is the same without: every rank calls `from_pretrained` in float32 and then shards the
-model; every rank gathers all tensors, and rank 0 calls `save_pretrained`; the engine has all weights in float32.
+`rft` reads the shards of each rank alone, writes file by file on rank 0, gives the engine `hf` of each rank the weights
+in bfloat16, and writes the rows of each rank into files for servers, in bfloat16, hashed and read back. `whole` is the
+same without: every rank calls `from_pretrained` in float32 and then shards the model; every rank gathers all tensors,
+and rank 0 calls `save_pretrained`; the engine has all weights in float32; and for servers rank 0 writes the gathered
+weights in bfloat16 by `save_file`, without reading them back.
 """
 
 import argparse
@@ -27,7 +29,7 @@ RETURNS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "
 
 
 def add_options(parser: argparse.ArgumentParser, section: str) -> None:
-    """The options of `load`, `export` or `sync`."""
+    """The options of `load`, `export`, `sync` or `publish`."""
     parser.add_argument("--size", choices=sorted(SIZES), default="150m", help="the model (default: 150m)")
     parser.add_argument("--ranks", type=int, default=2, help="processes (default: 2)")
     parser.add_argument("--repeats", type=int, default=3, help="measured times after one to warm up (default: 3)")

@@ -1,6 +1,6 @@
-"""Loads, exports or syncs a sharded model in two ways.
+"""Loads, exports, syncs or publishes a sharded model in two ways.
 
-torchrun model_io_side.py load|export|sync <folder> <repeats>
+torchrun model_io_side.py load|export|sync|publish <folder> <repeats>
 """
 
 import gc
@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from omegaconf import OmegaConf
+from safetensors.torch import save_file
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
@@ -24,6 +25,7 @@ from rft.distributed import World, leave, start
 from rft.main import CONFIG_FOLDER
 from rft.rollout.engine.base import EngineContext
 from rft.rollout.engine.hf import HFEngine
+from rft.rollout.server.weights.store import WeightStore
 from rft.strategy.fsdp2 import FSDP2
 
 OPTIONS: dict[str, Any] = {
@@ -58,6 +60,13 @@ def main(section: str, folder: Path, repeats: int) -> None:
     elif section == "sync":
         actor = load(world, folder, FSDP2)
         sides = {"rft": lambda: sync(actor, "bfloat16"), "whole": lambda: sync(actor, "float32")}
+    elif section == "publish":
+        actor = load(world, folder, FSDP2)
+        store = WeightStore(folder / "weights", None, torch.bfloat16, world)
+        sides = {
+            "rft": lambda: publish(actor, store),
+            "whole": lambda: write_whole(actor, folder / "whole.safetensors"),
+        }
     else:
         actor = load(world, folder, FSDP2)
         sides = {"rft": lambda: actor.save_model(folder / "out"), "whole": lambda: save_whole(actor, folder / "out")}
@@ -94,6 +103,27 @@ def sync(actor: Actor, dtype: Literal["bfloat16", "float32"]) -> None:
     engine = HFEngine(context, max_rows=1, dtype=dtype)
     engine.update_weights(0, actor.weights(engine.gather_options))
     engine.sleep()
+
+
+def publish(actor: Actor, store: WeightStore) -> None:
+    """Writes other weights for servers."""
+    change(actor)
+    store.keep(store.write(0, actor.weights(store.gather_options)))
+
+
+def write_whole(actor: Actor, path: Path) -> None:
+    """Gathers other weights on every rank; rank 0 writes them."""
+    change(actor)
+    state = {name: tensor.to("cpu", torch.bfloat16) for name, tensor in actor.weights()}
+    if actor.world.rank == 0:
+        save_file(state, path)
+
+
+@torch.no_grad()
+def change(actor: Actor) -> None:
+    """Changes all weights, as an update does."""
+    for parameter in actor.network.parameters():
+        parameter.mul_(1.01)
 
 
 def measure(world: World, work: Callable[[], Any], repeats: int) -> dict[str, list[float]]:

@@ -89,7 +89,7 @@ def stored(
     actor: Any = MappingProxyType({}),
     **strategy: Any,
 ) -> dict[str, Any]:
-    """The ranks write the weights of a sharded model for servers, two versions, of which the second changes a tensor."""
+    """The ranks write two versions of the weights of a sharded model for servers; the second changes a tensor."""
     counted = Counted(world, actor, **strategy)
     written = store.WeightStore(folder, None, dtype, world)
     initial = {name: tensor.clone() for name, tensor in counted.actor.weights(WHOLE)}

@@ -193,7 +193,7 @@ def test_a_checkpoint_is_saved_in_both_ways(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("section", ["load", "sync"])
+@pytest.mark.parametrize("section", ["load", "sync", "publish"])
 def test_a_model_is_read_written_and_synced_in_both_ways(section, tmp_path):
     numbers = call(section, tmp_path / "model.json", "--size", "1m")
     assert numbers["model_mib"] > 4
