@@ -9,6 +9,7 @@ from torch._dynamo.utils import counters
 from torchao.float8.float8_linear import Float8Linear
 
 from rft.distributed import start
+from rft.modes.plan.largest import memory_by_stage
 from tests.helpers import (
     ALL,
     EVEN,
@@ -38,6 +39,8 @@ EXPERTS = WIDE | {
     "norm_topk_prob": True,
 }
 STILL = OPTIMIZER | {"lr": 0.0, "weight_decay": 0.0}
+SHAPE = [f"actor.model_config.{name}" for name in ("hidden_size=256", "intermediate_size=1024", "num_hidden_layers=4")]
+KEPT = ("weights", "gradients", "optimizer")  # terms of mode=plan that stay
 TRAINED = make_batch()["loss_mask"]
 OPTIONS = (
     {"activation_checkpointing": "full"},
@@ -216,3 +219,12 @@ def test_compiled_blocks_compute_in_float8_and_are_compiled_once():
         update(actor, make_batch()[torch.tensor([7, 6, 5, 4, 3])])
     assert counters["stats"]["unique_graphs"] == graphs > 0
     torch._dynamo.reset()
+
+
+def test_a_plan_for_a_gpu_counts_the_casts(resolved):
+    plain, found = (
+        memory_by_stage(resolved("strategy=bf16", "strategy.device=cuda", f"strategy.fp8={recipe}", *SHAPE), 1)["update"]
+        for recipe in ("null", "rowwise")
+    )
+    assert {key: found[key] for key in KEPT} == {key: plain[key] for key in KEPT}
+    assert 1.02 < sum(found.values()) / sum(plain.values()) < 1.2
