@@ -1,4 +1,4 @@
-"""Training by parts: the built-in task, dtypes, float8, attentions, kernels, compiled blocks, offloading, and the plan."""
+"""Training by parts: the task, dtypes, float8, attentions, kernels, compiled blocks, offloading, and the plan."""
 
 from functools import partial
 from typing import get_args

@@ -124,7 +124,7 @@ def test_models_that_others_are_compared_with_have_no_float8():
     reason="torchao is not installed, and RFT_TORCHAO_DIR names no folder (.ci/run prepares one)",
 )
 def test_layers_of_torchao_on_a_cpu() -> None:
-    root, checks = Path(__file__).parents[2], str(Path(__file__).with_name("fp8_checks.py"))
+    root, checks = Path(__file__).parents[2], str(Path(__file__).parent / "float8" / "checks.py")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "--show-capture=no", checks],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), FOLDER]), "OMP_NUM_THREADS": "1"},

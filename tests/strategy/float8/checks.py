@@ -222,9 +222,9 @@ def test_compiled_blocks_compute_in_float8_and_are_compiled_once():
 
 
 def test_a_plan_for_a_gpu_counts_the_casts(resolved):
-    plain, found = (
-        memory_by_stage(resolved("strategy=bf16", "strategy.device=cuda", f"strategy.fp8={recipe}", *SHAPE), 1)["update"]
-        for recipe in ("null", "rowwise")
+    configs = (
+        resolved("strategy=bf16", "strategy.device=cuda", f"strategy.fp8={r}", *SHAPE) for r in ("null", "rowwise")
     )
+    plain, found = (memory_by_stage(config, 1)["update"] for config in configs)
     assert {key: found[key] for key in KEPT} == {key: plain[key] for key in KEPT}
     assert 1.02 < sum(found.values()) / sum(plain.values()) < 1.2
