@@ -274,7 +274,8 @@ def torchrun():
         processes = ["--standalone", "--nproc-per-node", str(ranks)]
         command = [sys.executable, "-m", "torch.distributed.run", *processes, str(script)]
         root = str(Path(rft.__file__).parent.parent)
-        environment = os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         found = subprocess.run(
             [*command, *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=300
         )

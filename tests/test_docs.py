@@ -87,9 +87,10 @@ def desk(tmp_path, monkeypatch, plugins_forgotten):
     monkeypatch.setenv("RFT_GSM8K_DIR", str(tmp_path))
     for logger in (MLflow, SwanLab, Trackio, Wandb):  # their packages are extras
         monkeypatch.setattr(logger, "check", lambda self: None)
-    find, extras = importlib.util.find_spec, ("liger_kernel", "reasoning_gym", "verifiers")
+    find, extras = importlib.util.find_spec, ("liger_kernel", "reasoning_gym", "torchao", "verifiers")
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *given: name in extras or find(name, *given))
-    monkeypatch.setattr("rft.strategy.fsdp2.device_kind", lambda device: "cuda")  # Liger's command is for a GPU
+    for module in ("fp8", "model_errors"):  # the commands of float8 and of Liger are for a GPU
+        monkeypatch.setattr(f"rft.strategy.{module}.device_kind", lambda device: "cuda")
     return tmp_path
 
 

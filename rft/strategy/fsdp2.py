@@ -13,22 +13,23 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.profiler import record_function
 from transformers import PretrainedConfig, PreTrainedModel
 
-from rft.distributed import World, device_kind
+from rft.distributed import World
 from rft.errors import Checks
 from rft.ranges import PositiveFloat, PositiveInt
 from rft.strategy.attention import Attention, check_attention
 from rft.strategy.base import DTYPES, HOST, MakeOptimizer, ModelFacts, Strategy, TrainState
 from rft.strategy.blocks import recompute
+from rft.strategy.fp8 import Fp8, check_layers, use_fp8
 from rft.strategy.gather import WHOLE, GatherOptions, gather, has_sharded_rows
+from rft.strategy.model_errors import model_errors
 from rft.strategy.norm import clip_grad_norm
 from rft.strategy.offload.activations import LABEL as ACTIVATIONS
 from rft.strategy.offload.activations import ActivationOffload
 from rft.strategy.offload.optimizer import LABEL as OPTIMIZER
 from rft.strategy.offload.optimizer import OptimizerOffload
-from rft.strategy.offload.parameters import param_offload_errors
 from rft.strategy.parallel.context import Context
 from rft.strategy.parallel.experts import ExpertParallel, find_experts
-from rft.strategy.parallel.groups import SPLITS, check_groups, group_meshes, split_errors
+from rft.strategy.parallel.groups import check_groups, group_meshes
 from rft.strategy.parallel.tensor import TensorParallel
 from rft.strategy.parallel.tp_plan import tp_plan
 from rft.strategy.peak import known_peak
@@ -60,6 +61,7 @@ class FSDP2(Strategy):
         attention: the kernel for the attention of packed rows; `auto` takes the first of flash, varlen and sdpa that
             the device, the dtype, the installed packages and the model allow.
         compile: compiles the blocks, once for all of them and all lengths.
+        fp8: torchao's recipe for float8 products in the linear layers of the blocks that train; null: none.
         peak_tflops: the peak of one device for `throughput/mfu`; null: that of a known GPU in this dtype.
 
     Raises:
@@ -92,6 +94,7 @@ class FSDP2(Strategy):
         activation_offload: bool,
         attention: Attention,
         compile: bool,
+        fp8: Fp8 | None,
         peak_tflops: PositiveFloat | None,
     ) -> None:
         sizes = {"replicas": replicas, "context_parallel": context_parallel, "tensor_parallel": tensor_parallel}
@@ -127,6 +130,7 @@ class FSDP2(Strategy):
         self._optimizer_offload = optimizer_offload
         self._activation_offload = activation_offload
         self._compile = compile
+        self._fp8 = fp8
         self._peak_tflops = peak_tflops
         self._policy = MixedPrecisionPolicy(
             param_dtype=None if dtype == "float32" else DTYPES[dtype],  # None casts no inputs either
@@ -175,8 +179,8 @@ class FSDP2(Strategy):
 
     @classmethod
     def reference_options(cls, options: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-        """The same options in another dtype, not compiled; see `Strategy.reference_options`."""
-        return {**options, "dtype": dtype, "attention": "sdpa", "compile": False}
+        """The same options in another dtype, not compiled, without float8; see `Strategy.reference_options`."""
+        return {**options, "dtype": dtype, "attention": "sdpa", "compile": False, "fp8": None}
 
     @classmethod
     def scoring_options(cls, options: Mapping[str, Any], dtype: str, offload: bool) -> dict[str, Any]:
@@ -197,38 +201,8 @@ class FSDP2(Strategy):
     def check(cls, options: Mapping[str, Any], models: Mapping[str, ModelFacts]) -> None:
         """See `Strategy.check`."""
         check = Checks()
-        check.messages += split_errors({name: options[name] for name in SPLITS}, models)
-        check.messages += param_offload_errors(options["param_offload"], models)
+        check.messages += model_errors(options, models)
         check.attempt(check_attention, options["attention"], options["device"], DTYPES[options["dtype"]])
-        fused = [key for key, facts in models.items() if facts.liger]  # other models inherit the actor's
-        if fused and device_kind(options["device"]) == "cpu":
-            check.messages.append(
-                f"{fused[0]}.liger=true: Liger's kernels are written in Triton and need a GPU, and with "
-                f"strategy.device={options['device']} this machine computes on its CPU; set {fused[0]}.liger=false"
-            )
-        for key, facts in models.items():
-            if options["peak_tflops"] is not None and facts.partly_frozen:
-                check.messages.append(
-                    f"strategy.peak_tflops={options['peak_tflops']}: throughput/mfu counts models all of whose weights "
-                    f"train; set {key}.lora=null and {key}.frozen=[], or strategy.peak_tflops=null"
-                )
-            for name in ("context_parallel", "tensor_parallel", "expert_parallel"):
-                if facts.media and options[name] > 1:
-                    check.messages.append(
-                        f"strategy.{name}={options[name]}: the {key} takes media (actor.processor), which ranks cannot "
-                        "share yet; set it to 1"
-                    )
-            for name in ("context_parallel", "tensor_parallel"):
-                if facts.own_rows and options[name] > 1:
-                    check.messages.append(
-                        f"strategy.{name}={options[name]}: with {key}.head={facts.head} every rank reads the tokens of "
-                        "its own rows; set it to 1"
-                    )
-            if options["compile"] and facts.hooked:
-                check.messages.append(
-                    f"strategy.compile: {facts.hooked[0]} is recorded by hooks in the blocks of the {key}, which do "
-                    "not run with it; take it out, or leave strategy.compile at its default"
-                )
         check.end()
 
     def check_model(
@@ -241,6 +215,8 @@ class FSDP2(Strategy):
             tp_plan(meta_model().base_model, self.context, key)
         elif self._experts is not None:
             self._experts.check_model(meta_model().base_model, key)
+        if self._fp8 is not None and key == "actor":
+            check_layers(meta_model().base_model, self._fp8, key)
 
     def parallelize(self, backbone: PreTrainedModel, key: str) -> None:
         """See `Strategy.parallelize`."""
@@ -259,6 +235,8 @@ class FSDP2(Strategy):
         shard = partial(fully_shard, mp_policy=self._policy, offload_policy=offload)
         activations = ActivationOffload(device) if self._activation_offload and trains else None
         for block in blocks:
+            if self._fp8 is not None:
+                use_fp8(block, self._fp8)
             if self._compile:
                 block.forward = torch.compile(block.forward, dynamic=True)
             if self._checkpointing != "none":

@@ -16,6 +16,7 @@ PACKAGES = (
     "triton",
     "flash-attn",
     "liger-kernel",
+    "torchao",
     "vllm",
     "sglang",
 )

@@ -3,7 +3,7 @@
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,10 @@ QWEN = {
     "tie_word_embeddings": "true",
 }
 VOCABULARY = 151936
+COMPILED = {  # float8 is faster than bfloat16 in compiled blocks alone, which fuse the casts
+    "compile": ("strategy.compile=true",),
+    "fp8": ("strategy.compile=true", "strategy.fp8=rowwise"),
+}
 CPU = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
 CPU_SCALE = 64  # lengths are so much shorter on a CPU
 
@@ -60,13 +64,17 @@ def checks() -> list[Check]:
             run = partial(measure, algorithm, tokens)
             first = rank == 0  # a CPU runs the first length alone
             found.append(Check(f"{algorithm}:{length}", title, run, 20 if first else 50 + rank, 240, cuda=not first))
+    for rank, (name, extra) in enumerate(COMPILED.items(), start=45):
+        title = f"an update of SFT, rows of 8k tokens, Qwen2.5-1.5B's shape, bfloat16, {', '.join(extra)}"
+        run, package = partial(measure, "sft", LENGTHS["8k"], extra=extra), "torchao" if name == "fp8" else None
+        found.append(Check(f"{name}:8k", title, run, rank, 300, cuda=True, package=package))
     title = "the slowest operations of an update of SFT, rows of 8k tokens"
     return [*found, Check("profile:8k", title, profile_update, rank=21, seconds=240)]
 
 
-def measure(algorithm: str, length: int, setting: Setting) -> Found:
-    """Seconds of an update, and what follows from them."""
-    updates = build(algorithm, length, setting)
+def measure(algorithm: str, length: int, setting: Setting, extra: Sequence[str] = ()) -> Found:
+    """Seconds of an update, with further options of the command line, and what follows from them."""
+    updates = build(algorithm, length, setting, extra)
     seconds = []
     for _ in range(1 + REPEATS):
         started = time.perf_counter()
@@ -101,7 +109,7 @@ def profile_update(setting: Setting) -> Found:
     return Found(f"the slowest operation is {slowest.key[:80]}; profile_8k.json.gz", {}, table)
 
 
-def build(algorithm: str, length: int, setting: Setting) -> Updates:
+def build(algorithm: str, length: int, setting: Setting, extra: Sequence[str] = ()) -> Updates:
     """Builds the actor of a config, with random weights, and a batch of `TOKENS` tokens in rows of one length."""
     import torch
 
@@ -114,7 +122,7 @@ def build(algorithm: str, length: int, setting: Setting) -> Updates:
     from rft.setup.assembly import Job
 
     scale = CPU_SCALE if setting.cpu else 1
-    job = Job(compose_config(options(algorithm, length // scale, setting)))
+    job = Job(compose_config([*options(algorithm, length // scale, setting), *extra]))
     world = start(job.run.strategy["device"])
     tokenizer = job.tokenizer.build()
     strategy = job.strategy.build(world=world)

@@ -1,11 +1,13 @@
-"""Training by parts: the built-in task, dtypes, attentions, kernels, compiled blocks, offloading, and the plan."""
+"""Training by parts: the task, dtypes, float8, attentions, kernels, compiled blocks, offloading, and the plan."""
 
 from functools import partial
+from typing import get_args
 
 from gpu.checks import Check, FailedError, Found, Setting
 from gpu.jobs import compare, figure, measured, reference, run_job, sft
 from rft.actor.packing.kernels.choose import KERNELS
 from rft.strategy.attention import FLASH_PACKAGES, flash_package
+from rft.strategy.fp8 import Fp8
 
 OFFLOADS = {
     "param": "strategy.param_offload=all",
@@ -49,6 +51,10 @@ def checks() -> list[Check]:
         title = "packed rows in bfloat16, beside float32"
         package = flash_package() or FLASH_PACKAGES[-1] if name == "flash" else None
         found.append(Check(f"attention:{name}", title, run, 10, 150, cuda=True, package=package))
+    for recipe in get_args(Fp8):
+        run = partial(trains, (*bf16, f"strategy.fp8={recipe}"), 2e-2, 1e-1)
+        title = "float8 layers in bfloat16, beside float32"
+        found.append(Check(f"fp8:{recipe}", title, run, 44, 150, cuda=True, package="torchao"))
     for name, option in OFFLOADS.items():
         title = f"{option}, beside none"
         found.append(Check(f"offload:{name}", title, partial(offload, option), rank=43, seconds=150, cuda=True))

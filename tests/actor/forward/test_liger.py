@@ -44,7 +44,7 @@ def test_a_run_on_a_cpu_is_refused_with_the_reason(resolved, installed):
 
 
 def test_a_gpu_is_not_refused(monkeypatch):
-    monkeypatch.setattr("rft.strategy.fsdp2.device_kind", lambda device: "cuda")
+    monkeypatch.setattr("rft.strategy.model_errors.device_kind", lambda device: "cuda")
     FSDP2.check(yaml_options("strategy/fsdp2.yaml"), {"actor": ModelFacts("lm", liger=True)})
 
 

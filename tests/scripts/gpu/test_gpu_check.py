@@ -64,9 +64,10 @@ def test_the_report_has_every_check_also_those_that_do_not_run(child, tmp_path, 
         runner.run(tmp_path, True, ["four"], 0.0)
 
 
-def test_every_attention_is_a_check_and_names_differ():
+def test_every_attention_and_float8_recipe_is_a_check_and_names_differ():
     names = [check.name for check in all_checks()]
     assert {f"attention:{name}" for name in ("flash", "varlen", "flex", "sdpa")} < {*names}
+    assert {f"fp8:{name}" for name in ("tensorwise", "rowwise", "rowwise_with_gw_hp", "8k")} < {*names}
     assert len(names) == len({*names})
 
 
