@@ -7,8 +7,8 @@ reads every weight of the head once, and the backward pass writes its gradient o
 would add to the gradient of all weights, which would have to be in float32.
 
 What stands between the matrix products of a block can be compiled (`compiled`): one or two passes over its logits
-instead of about ten. Functions that end with an underscore overwrite the outputs of the head. The compiler reads them as
-functions of a copy, which it does not make.
+instead of about ten. Functions that end with an underscore overwrite the outputs of the head. The compiler reads them
+as functions of a copy, which it does not make.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.profiler import record_function
+
+from rft.strategy.compiled import compile_function
 
 BLOCK_ELEMENTS = (
     2**23
@@ -246,7 +248,7 @@ def _block_grad_(
     entropy_grad: Tensor | None,
     powers: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradient (N, v) of the outputs of a block but for the targets; columns (N, K) of these, and what to add there.
+    """The gradient (N, v) of outputs of a block but for targets; columns (N, K) of the targets, and what to add there.
 
     Args:
         outputs, shaping, targets, start, powers: as for `_add_block_`.
@@ -289,7 +291,7 @@ def _block_grad(storage: Tensor, width: int, *options: Any) -> tuple[Tensor, Ten
 
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function, dynamic=True)
+    return compile_function(function)
 
 
 class _TokenLogprobs(torch.autograd.Function):
