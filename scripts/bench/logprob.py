@@ -123,7 +123,8 @@ def off(gradient: torch.Tensor, other: torch.Tensor) -> float:
 def table(numbers: dict[str, Any]) -> Table:
     """The table of the numbers."""
     workload = numbers["workload"]
-    shape = f"{workload['tokens']} tokens x {workload['vocab']} x {workload['hidden']}, {workload['dtype']}, {workload['device']}"
+    shape = f"{workload['tokens']} tokens x {workload['vocab']} x {workload['hidden']}"
+    shape += f", {workload['dtype']}, {workload['device']}"
     shown = Table(title=f"log-probabilities{' and entropy' * workload['entropy']}, forward and backward, {shape}")
     shown.add_column("")
     for title in (

@@ -27,7 +27,7 @@ def rft(hidden: Tensor, weight: Tensor, targets: Tensor, entropy: bool) -> Outpu
 
 
 def rft_compiled(hidden: Tensor, weight: Tensor, targets: Tensor, entropy: bool) -> Outputs:
-    """`rft` as the actor calls it on a GPU with strategy.compile=true: what stands between matrix products is compiled."""
+    """`rft` as the actor calls it on a GPU with strategy.compile=true."""
     from rft.actor.logprobs import token_logprobs
 
     return token_logprobs(hidden, weight, None, targets, 1.0, entropy, compiled=True)[:2]
