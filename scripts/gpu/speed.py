@@ -3,7 +3,7 @@
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,14 +37,14 @@ class Updates:
     """An actor with a batch.
 
     Attributes:
-        update: takes a step of the optimizer and waits for the device.
+        update: takes a step of the optimizer and waits for the device; given a length, with rows of that length.
         tokens: of an update.
         flops: of an update, as `throughput/tflops` counts them; None if they are not counted.
         peak_tflops: of the device, None if it is not known.
         memory: peak since the model was built, in GiB.
     """
 
-    update: Callable[[], None]
+    update: Callable[..., None]
     tokens: int
     flops: float | None
     peak_tflops: float | None
@@ -101,8 +101,12 @@ def profile_update(setting: Setting) -> Found:
     return Found(f"the slowest operation is {slowest.key[:80]}; profile_8k.json.gz", {}, table)
 
 
-def build(algorithm: str, length: int, setting: Setting) -> Updates:
-    """Builds the actor of a config, with random weights, and a batch of `TOKENS` tokens in rows of one length."""
+def build(algorithm: str, length: int, setting: Setting, more: Sequence[str] = ()) -> Updates:
+    """Builds the actor of a config, with random weights, and a batch of `TOKENS` tokens in rows of one length.
+
+    Args:
+        more: of the command line.
+    """
     import torch
 
     from gpu.compose import compose_config
@@ -114,7 +118,7 @@ def build(algorithm: str, length: int, setting: Setting) -> Updates:
     from rft.setup.assembly import Job
 
     scale = CPU_SCALE if setting.cpu else 1
-    job = Job(compose_config(options(algorithm, length // scale, setting)))
+    job = Job(compose_config([*options(algorithm, length // scale, setting), *more]))
     world = start(job.run.strategy["device"])
     tokenizer = job.tokenizer.build()
     strategy = job.strategy.build(world=world)
@@ -124,8 +128,9 @@ def build(algorithm: str, length: int, setting: Setting) -> Updates:
     batch = draw_batch(rows, length // scale, len(tokenizer), job.algorithm, world)
     dummy, objective = dummy_row(batch, batch), Update(job.algorithm.policy)
 
-    def update() -> None:
-        actor.update(batch.clone(), dummy, objective, 1.0, Metrics())
+    def update(other: int | None = None) -> None:
+        drawn = batch if other is None else draw_batch(rows, other, len(tokenizer), job.algorithm, world)
+        actor.update(drawn.clone(), dummy, objective, 1.0, Metrics())
         if world.device.type == "cuda":
             torch.cuda.synchronize()
 

@@ -76,8 +76,8 @@ class PackedLayout:
         place: (B, T) index of each token of a row among the packed tokens; 0 for padding.
         positions: (N,) position of each packed token in its row.
         segments: of the sequence, in order.
-        table: the segments for a compiled block; see `segment_table`.
         shard: this rank's part, where several ranks have joined their rows into the sequence of `segments`.
+        table: `segment_table` of the segments, whatever is given.
     """
 
     source: Tensor
@@ -85,7 +85,7 @@ class PackedLayout:
     positions: Tensor
     segments: tuple[PackedSegment, ...]
     shard: SequenceShard | None = None
-    table: Tensor = field(init=False)
+    table: Tensor = field(default_factory=lambda: torch.empty(0))  # FSDP copies what a block gets, field by field
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "table", segment_table(self.segments))
