@@ -69,7 +69,7 @@ def logprobs(setting: Setting) -> Found:
     targets = torch.randint(vocabulary, (tokens,), generator=generator).to(device)
 
     def work(way: str, count: int = tokens) -> list[Any]:
-        found, entropy = WAYS[way](hidden[:count], weight, targets[:count], True)
+        found, entropy = WAYS[way](hidden[:count], weight, targets[:count].clone(), True)  # a view is compiled again
         assert entropy is not None
         gradients = torch.autograd.grad(found.sum() + entropy.sum(), (hidden, weight))
         if device == "cuda":
