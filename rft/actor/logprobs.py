@@ -210,7 +210,7 @@ def _add_block_(
     sums: Sums,
     with_entropy: bool,
     with_squares: bool,
-    powers: Tensor | None,
+    powers: Tensor | None = None,
 ) -> Sums:
     """Adds a block to the sums of the forward.
 
@@ -246,7 +246,7 @@ def _block_grad_(
     normalizer: Tensor,
     offset: Tensor,
     entropy_grad: Tensor | None,
-    powers: Tensor | None,
+    powers: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradient (N, v) of outputs of a block but for targets; columns (N, K) of the targets, and what to add there.
 
@@ -278,13 +278,13 @@ def _block_grad_(
 
 def _add_block(storage: Tensor, width: int, *options: Any) -> Sums:
     """`_add_block_` for the compiler: of the first columns of a storage, which stays as it is."""
-    return _add_block_(storage[:, :width].clone(), *options, None)
+    return _add_block_(storage[:, :width].clone(), *options)
 
 
 def _block_grad(storage: Tensor, width: int, *options: Any) -> tuple[Tensor, Tensor]:
     """`_block_grad_` for the compiler: the gradient takes the place of the outputs."""
     outputs = storage[:, :width]
-    grad, columns, added = _block_grad_(outputs.clone(), *options, None)
+    grad, columns, added = _block_grad_(outputs.clone(), *options)
     outputs.copy_(grad)
     return columns, added
 
@@ -312,7 +312,8 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         blocks = LogitBlocks(hidden, weight, bias, temperature, shape, forbidden)
         first = blocks.hidden.new_full((len(hidden),), torch.finfo(blocks.dtype).min)
-        sums: Sums = (first, first.new_zeros(targets.shape), *(torch.zeros_like(first) for _ in range(3)))
+        total, weighted, squares = (torch.zeros_like(first) for _ in range(3))
+        sums = (first, first.new_zeros(targets.shape), total, weighted, squares)
         powers = torch.empty_like(blocks.storage) if with_entropy and not compiled else blocks.storage
         for part, head, outputs in blocks.outputs():
             options = (blocks.shaping(part), targets, part.start, sums, with_entropy, with_squares)

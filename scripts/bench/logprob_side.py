@@ -129,12 +129,12 @@ def resident(field: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
-def peak(device: str) -> int:
+def peak(device: str = "cpu") -> int:
     """The peak memory since `forget_peak` in bytes: of this process, or of the tensors on the GPU."""
     return torch.cuda.max_memory_allocated() if device == "cuda" else resident("VmHWM")
 
 
-def forget_peak(device: str) -> int:
+def forget_peak(device: str = "cpu") -> int:
     """Resets `peak` to the current memory, and returns it in bytes."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()

@@ -53,9 +53,9 @@ def _attend(
 
 @_attend.register_fake
 def _(
-    query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, table: Tensor, kernel: str, *_: Any
+    query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, table: Tensor, kernel: str, *how: Any
 ) -> tuple[Tensor, Tensor]:
-    _, heads, tokens, _ = query.shape
+    heads, tokens = query.shape[1:3]
     kept = tokens if _KERNELS[kernel].keeps_lse else 0
     return value.new_empty(1, tokens, heads, value.shape[3]), query.new_empty(heads, kept, dtype=torch.float32)
 

@@ -196,10 +196,10 @@ class RowsKernel(AttentionKernel):
         sums: list[Tensor | None] = [None, None, None]
         for call in _calls(query, segments, rule):
             where = (call.queries, call.keys, call.keys)
-            parts = [_chosen(states, places) for states, places in zip((q, k, v), where, strict=True)]
+            its_q, its_k, its_v = (_chosen(states, places) for states, places in zip((q, k, v), where, strict=True))
             its_lse = lse if call.queries is None else lse[:, call.queries].contiguous()
             its_gradient, its_out = (_chosen(states, call.queries) for states in (gradient, out))
-            found = self.backward(its_gradient, *parts, its_out, its_lse, call)
+            found = self.backward(its_gradient, its_q, its_k, its_v, its_out, its_lse, call)
             for number, (part, places) in enumerate(zip(found, where, strict=True)):
                 sums[number] = _added(sums[number], part, places, (q, k, v)[number])
         sinks_grad = None
