@@ -102,13 +102,15 @@ class LanguageNetwork(nn.Module):
 
     Args:
         key: the yaml key of the model, for messages.
+        compiled: see `token_logprobs`.
 
     Raises:
         ValueError: the model changes its logits in an unknown way; names the key.
     """
 
-    def __init__(self, model: PreTrainedModel, key: str = "actor.path") -> None:
+    def __init__(self, model: PreTrainedModel, key: str = "actor.path", compiled: bool = False) -> None:
         super().__init__()
+        self.compiled = compiled
         self.model = model
         self.shape = find_logit_shape(model, key)
 
@@ -154,6 +156,7 @@ class LanguageNetwork(nn.Module):
                 with_squares="sum_p_squared" in outputs,
                 shape=self.shape,
                 forbidden=forbidden,
+                compiled=self.compiled,
             )
             columns |= {"logprobs": logprobs, "entropy": entropy, "sum_p_squared": squares}
             if candidates is not None:

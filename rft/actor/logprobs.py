@@ -5,16 +5,23 @@ tokens at once. The running sums are rescaled to the largest logit so far (Milak
 calculation for softmax, arXiv:1805.02867, section 3). The backward pass recomputes the logits of each block. Each pass
 reads every weight of the head once, and the backward pass writes its gradient once. With blocks of tokens, each block
 would add to the gradient of all weights, which would have to be in float32.
+
+What stands between the matrix products of a block can be compiled (`compiled`): one or two passes over its logits
+instead of about ten. Functions that end with an underscore overwrite the outputs of the head. The compiler reads them
+as functions of a copy, which it does not make.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.profiler import record_function
+
+from rft.strategy.compiled import compile_function
 
 BLOCK_ELEMENTS = (
     2**23
@@ -41,6 +48,8 @@ class LogitShape:
 
 
 PLAIN = LogitShape()
+Shaping = tuple[Tensor | None, float | None, Tensor | None]  # bias, cap and forbidden of the columns of a block
+Sums = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # see `_add_block_`
 
 
 def token_logprobs(
@@ -53,6 +62,7 @@ def token_logprobs(
     with_squares: bool = False,
     shape: LogitShape = PLAIN,
     forbidden: Tensor | None = None,
+    compiled: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probability of each target, entropy and sum of squares of each distribution softmax(logits / temperature).
 
@@ -65,6 +75,8 @@ def token_logprobs(
         with_squares: computes the sum of squared probabilities too; zeros otherwise.
         shape: of the logits.
         forbidden: (V,) is added to the logits, without a gradient; or None.
+        compiled: compiles what stands between the matrix products. The first call takes longer; a new N or V does not
+            compile again.
 
     Returns:
         Log-probabilities (the shape of `targets`), entropy (N,) and sum of squares (N,) in float32 (float64 for
@@ -72,7 +84,8 @@ def token_logprobs(
         gradient.
     """
     columns = targets if targets.dim() == 2 else targets[:, None]
-    options = (temperature, with_entropy, with_squares, shape, forbidden)
+    compiled = compiled and len(hidden) > 1  # the compiler has other code for 0 and for 1
+    options = (temperature, with_entropy, with_squares, shape, forbidden, compiled)
     logprobs, *rest = _TokenLogprobs.apply(hidden, weight, bias, columns, *options)
     return logprobs.view(targets.shape), *rest
 
@@ -153,25 +166,33 @@ class LogitBlocks:
         self.storage = self.hidden.new_empty(len(hidden), self.width)
 
     def __iter__(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        for part, head, outputs in self.outputs():
+            yield part, head, _shape_(outputs, *self.shaping(part))
+
+    def outputs(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """The same with the products of the head and the hidden states in the place of the logits."""
         for start in range(0, len(self.weight), self.width):
             part = slice(start, start + self.width)
             head = self.weight[part].to(self.dtype)  # (v, D)
-            logits = self.storage[:, : len(head)]  # (N, v)
-            torch.mm(self.hidden, head.T, out=logits)
-            if self.bias is not None:
-                logits += self.bias[part]
-            if self.cap is not None:
-                logits.tanh_().mul_(self.cap)
-            if self.forbidden is not None:
-                logits += self.forbidden[part]
-            yield part, head, logits
+            outputs = self.storage[:, : len(head)]  # (N, v)
+            torch.mm(self.hidden, head.T, out=outputs)
+            yield part, head, outputs
 
-    def outputs_grad(self, part: slice, logits: Tensor) -> Tensor | None:
-        """The derivative (N, v) of capped logits of a block by the argument of tanh; None without a cap."""
-        if self.cap is None:
-            return None
-        capped = logits if self.forbidden is None else logits - self.forbidden[part]
-        return self.cap * (1 - (capped / self.cap).square())
+    def shaping(self, part: slice) -> Shaping:
+        """What makes logits of the outputs of a block."""
+        bias, forbidden = (None if whole is None else whole[part] for whole in (self.bias, self.forbidden))
+        return bias, self.cap, forbidden
+
+
+def _shape_(outputs: Tensor, bias: Tensor | None, cap: float | None, forbidden: Tensor | None) -> Tensor:
+    """The logits of outputs of the head, in their place."""
+    if bias is not None:
+        outputs += bias
+    if cap is not None:
+        outputs.tanh_().mul_(cap)
+    if forbidden is not None:
+        outputs += forbidden
+    return outputs
 
 
 def _columns(targets: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
@@ -179,6 +200,98 @@ def _columns(targets: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
     columns = targets - start
     here = (columns >= 0) & (columns < width)
     return columns.where(here, 0), here
+
+
+def _add_block_(
+    outputs: Tensor,
+    shaping: Shaping,
+    targets: Tensor,
+    start: int,
+    sums: Sums,
+    with_entropy: bool,
+    with_squares: bool,
+    powers: Tensor | None = None,
+) -> Sums:
+    """Adds a block to the sums of the forward.
+
+    Args:
+        outputs: (N, v) of the head.
+        targets: (N, K); start: the first token of the block.
+        sums: the largest logit (N,) and the logits of the targets (N, K); then, of e to the power of logits less the
+            largest, the sum, the sum of products with these exponents, and the sum of squares, (N,) each.
+        powers: (N, v) memory for the powers, maybe that of `outputs`; None for new.
+    """
+    before, chosen, total, weighted, squares = sums
+    logits = _shape_(outputs, *shaping)
+    columns, here = _columns(targets, start, logits.shape[1])
+    chosen = logits.gather(-1, columns).where(here, chosen)
+    top = torch.maximum(before, logits.amax(-1))
+    scale = (before - top).exp()
+    shifted = logits.sub_(top[:, None])
+    power = torch.exp(shifted, out=powers)  # (N, v)
+    if with_entropy:  # sum of p * (logit - largest logit), rescaled to the new largest logit
+        weighted = (weighted + total * (before - top)) * scale + shifted.mul_(power).sum(-1)
+    total = total * scale + power.sum(-1)
+    if with_squares:
+        squares = squares * scale.square() + power.square_().sum(-1)
+    return top, chosen, total, weighted, squares
+
+
+def _block_grad_(
+    outputs: Tensor,
+    shaping: Shaping,
+    targets: Tensor,
+    start: int,
+    logprobs_grad: Tensor,
+    normalizer: Tensor,
+    offset: Tensor,
+    entropy_grad: Tensor | None,
+    powers: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradient (N, v) of outputs of a block but for targets; columns (N, K) of the targets, and what to add there.
+
+    Args:
+        outputs, shaping, targets, start, powers: as for `_add_block_`.
+        logprobs_grad: (N, K); entropy_grad: (N,) or None.
+        normalizer: (N,) the logarithm of the sum of powers of all blocks.
+        offset: (N,) the gradient of a logit is its probability times this, without the entropy.
+    """
+    _, cap, forbidden = shaping
+    logits = _shape_(outputs, *shaping)
+    slope = None
+    if cap is not None:  # of capped logits by the argument of tanh
+        capped = logits if forbidden is None else logits - forbidden
+        slope = cap * (1 - (capped / cap).square())
+    logp = logits.sub_(normalizer[:, None])
+    grad = torch.exp(logp, out=powers)
+    if entropy_grad is None:
+        grad.mul_(offset[:, None])
+    else:  # dH/dlogits = -p (log p + H)
+        grad.mul_(logp.mul_(-entropy_grad[:, None]).add_(offset[:, None]))
+    columns, here = _columns(targets, start, grad.shape[1])
+    added = logprobs_grad.where(here, 0)
+    if slope is not None:
+        grad.mul_(slope)
+        added = added * slope.gather(-1, columns)
+    return grad, columns, added
+
+
+def _add_block(storage: Tensor, width: int, *options: Any) -> Sums:
+    """`_add_block_` for the compiler: of the first columns of a storage, which stays as it is."""
+    return _add_block_(storage[:, :width].clone(), *options)
+
+
+def _block_grad(storage: Tensor, width: int, *options: Any) -> tuple[Tensor, Tensor]:
+    """`_block_grad_` for the compiler: the gradient takes the place of the outputs."""
+    outputs = storage[:, :width]
+    grad, columns, added = _block_grad_(outputs.clone(), *options)
+    outputs.copy_(grad)
+    return columns, added
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return compile_function(function)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -195,29 +308,26 @@ class _TokenLogprobs(torch.autograd.Function):
         with_squares: bool,
         shape: LogitShape,
         forbidden: Tensor | None,
+        compiled: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         blocks = LogitBlocks(hidden, weight, bias, temperature, shape, forbidden)
-        top = blocks.hidden.new_full((len(hidden),), torch.finfo(blocks.dtype).min)
-        chosen = top.new_zeros(targets.shape)
-        total, weighted, squares = (torch.zeros_like(top) for _ in range(3))
-        powers = torch.empty_like(blocks.storage) if with_entropy else blocks.storage
-        for part, head, logits in blocks:
-            columns, here = _columns(targets, part.start, len(head))
-            chosen = logits.gather(-1, columns).where(here, chosen)
-            before, top = top, torch.maximum(top, logits.amax(-1))
-            scale = (before - top).exp()
-            shifted = logits.sub_(top[:, None])
-            power = torch.exp(shifted, out=powers[:, : len(head)])  # (N, v)
-            if with_entropy:  # sum of p * (logit - largest logit), rescaled to the new largest logit
-                weighted = (weighted + total * (before - top)) * scale + shifted.mul_(power).sum(-1)
-            total = total * scale + power.sum(-1)
-            if with_squares:
-                squares = squares * scale.square() + power.square_().sum(-1)
+        first = blocks.hidden.new_full((len(hidden),), torch.finfo(blocks.dtype).min)
+        total, weighted, squares = (torch.zeros_like(first) for _ in range(3))
+        sums = (first, first.new_zeros(targets.shape), total, weighted, squares)
+        powers = torch.empty_like(blocks.storage) if with_entropy and not compiled else blocks.storage
+        for part, head, outputs in blocks.outputs():
+            options = (blocks.shaping(part), targets, part.start, sums, with_entropy, with_squares)
+            if compiled:
+                sums = _compiled(_add_block)(blocks.storage, len(head), *options)
+            else:
+                sums = _add_block_(outputs, *options, powers[:, : len(head)])
+        top, chosen, total, weighted, squares = sums
         normalizer = top + total.log()
         entropy = total.log() - weighted / total if with_entropy else weighted
         squares = squares / total.square()
         ctx.save_for_backward(hidden, weight, bias, targets, normalizer, entropy)
         ctx.head = (temperature, shape, forbidden)
+        ctx.compiled = compiled
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*((squares,) if with_entropy else (entropy, squares)))
         return chosen - normalizer[:, None], entropy, squares
@@ -239,19 +349,15 @@ class _TokenLogprobs(torch.autograd.Function):
         powers = blocks.storage
         if entropy_grad is not None:
             offset = offset - entropy_grad * entropy
-            powers = torch.empty_like(blocks.storage)
-        for part, head, logits in blocks:
-            slope = blocks.outputs_grad(part, logits)
-            logp = logits.sub_(normalizer[:, None])
-            grad = torch.exp(logp, out=powers[:, : len(head)])  # (N, v)
-            if entropy_grad is None:
-                grad.mul_(offset[:, None])
-            else:  # dH/dlogits = -p (log p + H)
-                grad.mul_(logp.mul_(-entropy_grad[:, None]).add_(offset[:, None]))
-            columns, here = _columns(targets, part.start, len(head))
-            grad.scatter_add_(-1, columns, logprobs_grad.where(here, 0))
-            if slope is not None:
-                grad.mul_(slope)
+            powers = powers if ctx.compiled else torch.empty_like(powers)
+        for part, head, outputs in blocks.outputs():
+            options = (blocks.shaping(part), targets, part.start, logprobs_grad, normalizer, offset, entropy_grad)
+            if ctx.compiled:
+                grad = outputs
+                columns, added = _compiled(_block_grad)(blocks.storage, len(head), *options)
+            else:
+                grad, columns, added = _block_grad_(outputs, *options, powers[:, : len(head)])  # (N, v)
+            grad.scatter_add_(-1, columns, added)
             if hidden_grad is not None:
                 torch.addmm(hidden_grad, grad, head, out=hidden_grad)
             if weight_grad is not None and weight_grad.dtype == blocks.dtype:
@@ -262,4 +368,4 @@ class _TokenLogprobs(torch.autograd.Function):
                 bias_grad[part] = grad.sum(0) / blocks.divisor
         if hidden_grad is not None:
             hidden_grad = hidden_grad.div_(blocks.divisor).to(hidden.dtype)
-        return hidden_grad, weight_grad, bias_grad, *(None,) * 6
+        return hidden_grad, weight_grad, bias_grad, *(None,) * 7

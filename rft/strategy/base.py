@@ -98,6 +98,7 @@ class Strategy(ABC):
         context: the ranks that compute one sequence together, or None where each rank computes its own rows.
         attention: what computes the attention of packed rows.
         device_type: of the devices of the run, if they are not those of this process (`mode=plan`).
+        compile: models compile what they compute beside the blocks, which `shard` compiles.
 
     Attributes:
         shards_meta: `shard` takes parameters on the meta device, and `materialize` gives them memory. Otherwise every
@@ -116,12 +117,14 @@ class Strategy(ABC):
         context: Context | None = None,
         attention: Attention = "auto",
         device_type: str | None = None,
+        compile: bool = False,
     ) -> None:
         self.world = world
         self.dtype = dtype
         self.context = context
         self.attention = attention
         self.device_type = device_type or world.device.type
+        self.compile = compile
 
     @classmethod
     def device(cls, options: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from rft.ranges import PositiveFloat, PositiveInt
 from rft.strategy.attention import Attention, check_attention
 from rft.strategy.base import DTYPES, HOST, MakeOptimizer, ModelFacts, Strategy, TrainState
 from rft.strategy.blocks import recompute
+from rft.strategy.compiled import compile_function
 from rft.strategy.fp8 import Fp8, check_layers, use_fp8
 from rft.strategy.gather import WHOLE, GatherOptions, gather, has_sharded_rows
 from rft.strategy.model_errors import model_errors
@@ -60,7 +61,7 @@ class FSDP2(Strategy):
         activation_offload: what the blocks keep for the backward pass is in host memory until then.
         attention: the kernel for the attention of packed rows; `auto` takes the first of flash, varlen and sdpa that
             the device, the dtype, the installed packages and the model allow.
-        compile: compiles the blocks, once for all of them and all lengths.
+        compile: compiles the blocks, once for all of them and all lengths; on a GPU also the log-probabilities.
         fp8: torchao's recipe for float8 products in the linear layers of the blocks that train; null: none.
         peak_tflops: the peak of one device for `throughput/mfu`; null: that of a known GPU in this dtype.
 
@@ -122,14 +123,13 @@ class FSDP2(Strategy):
                 "strategy.activation_offload=false"
             )
         context = Context(world, context_parallel) if context_parallel > 1 else None
-        super().__init__(world, DTYPES[dtype], context, attention, "cuda" if device == "cuda" else None)
+        super().__init__(world, DTYPES[dtype], context, attention, "cuda" if device == "cuda" else None, compile)
         self._reshard = reshard_after_forward
         self._accumulate = accumulate
         self._checkpointing = activation_checkpointing
         self._param_offload = param_offload
         self._optimizer_offload = optimizer_offload
         self._activation_offload = activation_offload
-        self._compile = compile
         self._fp8 = fp8
         self._peak_tflops = peak_tflops
         self._policy = MixedPrecisionPolicy(
@@ -237,8 +237,8 @@ class FSDP2(Strategy):
         for block in blocks:
             if self._fp8 is not None:
                 use_fp8(block, self._fp8)
-            if self._compile:
-                block.forward = torch.compile(block.forward, dynamic=True)
+            if self.compile:
+                block.forward = compile_function(block.forward)
             if self._checkpointing != "none":
                 recompute(block, self._checkpointing)
             if activations is not None:

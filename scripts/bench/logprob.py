@@ -25,6 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vocab", type=int, default=151936, help="(default: 151936, Qwen's)")
     parser.add_argument("--hidden", type=int, default=896, help="size of a hidden state (default: 896)")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="(default: float32)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="(default: cpu)")
     parser.add_argument("--entropy", action="store_true", help="the loss takes the entropy too")
     parser.add_argument("--repeats", type=int, default=1, help="measured runs, the best counts (default: 1)")
     parser.add_argument("--rft-only", action="store_true", help="leaves TRL and Liger out")
@@ -33,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Measures on the processor, prints a table, and writes the numbers.
+    """Measures on the device, prints a table, and writes the numbers.
 
     Raises:
         ValueError: an option does not fit, or the plain way does not fit into memory.
@@ -42,12 +43,12 @@ def run(arguments: argparse.Namespace) -> None:
     console = Console()
     names = ("tokens", "vocab", "hidden", "repeats")
     check_positive(arguments, *names)
-    options = {name: vars(arguments)[name] for name in (*names, "dtype", "entropy")}
-    check_memory(arguments.tokens, arguments.vocab, arguments.entropy)
+    options = {name: vars(arguments)[name] for name in (*names, "dtype", "entropy", "device")}
+    check_memory(arguments.tokens, arguments.vocab, arguments.entropy, arguments.device)
     ways = ["rft", *(["rft_compiled"] if can_compile(console) else []), "plain"]
     if has_trl(console, arguments.rft_only):
         ways += ["trl_fused", "trl_whole"]
-    if has_liger(console, arguments.rft_only):
+    if has_liger(console, arguments.rft_only, arguments.device):
         ways.append("liger")
     with tempfile.TemporaryDirectory(prefix="rft-benchmark-") as name:
         folder = Path(name)
@@ -75,23 +76,27 @@ def can_compile(console: Console) -> bool:
     return True
 
 
-def has_liger(console: Console, left_out: bool) -> bool:
+def has_liger(console: Console, left_out: bool, device: str) -> bool:
     """True if Liger is installed and wanted; prints what is measured of it."""
     if left_out:
         console.print("Liger is left out")
     elif importlib.util.find_spec("liger_kernel") is None or importlib.util.find_spec("triton") is None:
         console.print('Liger is left out: pip install -c constraints.txt -e ".[liger]" for its fallback', markup=False)
     else:
-        console.print("Liger's kernels need a GPU: on the processor its fallback in PyTorch runs")
+        if device == "cpu":
+            console.print("Liger's kernels need a GPU: on the processor its fallback in PyTorch runs")
         return True
     return False
 
 
-def check_memory(tokens: int, vocabulary: int, entropy: bool) -> None:
-    """Raises a ValueError if all logits, which plain PyTorch needs, do not fit into memory."""
+def check_memory(tokens: int, vocabulary: int, entropy: bool, device: str) -> None:
+    """Raises a ValueError if all logits, which plain PyTorch needs, do not fit into the memory of the device."""
     needed = 4 * tokens * vocabulary * LIVE[entropy]
-    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    available = int(fields["MemAvailable"].split()[0]) * 1024
+    if device == "cuda":
+        available, _ = torch.cuda.mem_get_info()
+    else:
+        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        available = int(fields["MemAvailable"].split()[0]) * 1024
     if needed > 0.9 * available:  # the rest is for the head, its gradient, and the process
         raise ValueError(
             f"--tokens {tokens}: the plain way needs {needed / 2**30:.1f} GiB for logits, but "
@@ -118,7 +123,8 @@ def off(gradient: torch.Tensor, other: torch.Tensor) -> float:
 def table(numbers: dict[str, Any]) -> Table:
     """The table of the numbers."""
     workload = numbers["workload"]
-    shape = f"{workload['tokens']} tokens x {workload['vocab']} x {workload['hidden']}, {workload['dtype']}"
+    shape = f"{workload['tokens']} tokens x {workload['vocab']} x {workload['hidden']}"
+    shape += f", {workload['dtype']}, {workload['device']}"
     shown = Table(title=f"log-probabilities{' and entropy' * workload['entropy']}, forward and backward, {shape}")
     shown.add_column("")
     for title in (
@@ -132,11 +138,11 @@ def table(numbers: dict[str, Any]) -> Table:
         shown.add_column(title, justify="right")
     titles = {
         "rft": "rft",
-        "rft_compiled": "rft, torch.compile",
+        "rft_compiled": "rft, compiled",
         "plain": "plain",
         "trl_fused": "TRL, fused head",
         "trl_whole": "TRL, whole logits",
-        "liger": "Liger, fallback",
+        "liger": "Liger",
     }
     for way, side in numbers["sides"].items():
         cells = [f"{side['first']:.2f}"]

@@ -1,13 +1,12 @@
 """One way to log-probabilities, forward and backward: python -m bench.logprob_side <way> <folder> <options as JSON>.
 
-It runs in its own process, so that its peak memory can be read from /proc.
+It runs in its own process, so that its peak memory can be read from /proc, or from torch on a GPU.
 """
 
 import json
 import sys
 import time
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +26,11 @@ def rft(hidden: Tensor, weight: Tensor, targets: Tensor, entropy: bool) -> Outpu
     return token_logprobs(hidden, weight, None, targets, 1.0, entropy)[:2]
 
 
-@cache
-def compiled() -> Callable[..., Any]:
-    """The function that the actor calls, with its pass over the vocabulary compiled; each shape has its own graph."""
+def rft_compiled(hidden: Tensor, weight: Tensor, targets: Tensor, entropy: bool) -> Outputs:
+    """`rft` as the actor calls it on a GPU with strategy.compile=true."""
     from rft.actor.logprobs import token_logprobs
 
-    return torch.compile(token_logprobs, dynamic=False)
-
-
-def rft_compiled(hidden: Tensor, weight: Tensor, targets: Tensor, entropy: bool) -> Outputs:
-    """`rft` by torch.compile, forward and backward."""
-    found = compiled()(hidden, weight, None, targets, 1.0, entropy)
-    return found[0], found[1]
+    return token_logprobs(hidden, weight, None, targets, 1.0, entropy, compiled=True)[:2]
 
 
 def plain(hidden: Tensor, weight: Tensor, targets: Tensor, entropy: bool) -> Outputs:
@@ -91,30 +83,34 @@ def main(way: str, folder: Path, options: dict[str, Any]) -> None:
     generator = torch.Generator().manual_seed(0)
     tokens, vocabulary, size = options["tokens"], options["vocab"], options["hidden"]
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[options["dtype"]]
-    hidden = torch.randn(tokens, size, generator=generator).to(dtype)
-    weight = torch.randn(vocabulary, size, generator=generator).div_(size**0.5).to(dtype)
-    targets = torch.randint(vocabulary, (tokens,), generator=generator)
-    weights = torch.randn(tokens, generator=generator)
+    device = options["device"]
+    hidden = torch.randn(tokens, size, generator=generator).to(device, dtype)
+    weight = torch.randn(vocabulary, size, generator=generator).div_(size**0.5).to(device, dtype)
+    targets = torch.randint(vocabulary, (tokens,), generator=generator).to(device)
+    weights = torch.randn(tokens, generator=generator).to(device)
 
     def work(tokens: int) -> tuple[Tensor, ...]:
         leaves = [hidden[:tokens].requires_grad_(), weight.requires_grad_()]
         logprobs, entropy = WAYS[way](leaves[0], leaves[1], targets[:tokens], options["entropy"])
         loss = (weights[:tokens] * logprobs).sum()
-        return torch.autograd.grad(loss if entropy is None else loss + entropy.sum(), leaves)
+        found = torch.autograd.grad(loss if entropy is None else loss + entropy.sum(), leaves)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return found
 
     started = time.perf_counter()
     work(tokens if way == "rft_compiled" else min(tokens, WARMUP))
     first = time.perf_counter() - started
     seconds, cpu, grown = [], [], []
     for _ in range(options["repeats"]):
-        before = forget_peak()
+        before = forget_peak(device)
         started, worked = time.perf_counter(), time.process_time()
         gradients = work(tokens)
         seconds.append(time.perf_counter() - started)
         cpu.append(time.process_time() - worked)
-        grown.append(resident("VmHWM") - before)
-        projected = gradients[1].float() @ torch.linspace(-1, 1, size)  # (V,) instead of (V, D)
-        torch.save({"hidden": gradients[0].float(), "weight": projected}, folder / f"{way}.pt")
+        grown.append(peak(device) - before)
+        projected = gradients[1].float() @ torch.linspace(-1, 1, size, device=device)  # (V,) instead of (V, D)
+        torch.save({"hidden": gradients[0].float().cpu(), "weight": projected.cpu()}, folder / f"{way}.pt")
         del gradients, projected
     found = {
         "first": first,
@@ -133,8 +129,16 @@ def resident(field: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
-def forget_peak() -> int:
-    """Resets `VmHWM` to the current resident memory, and returns it in bytes."""
+def peak(device: str = "cpu") -> int:
+    """The peak memory since `forget_peak` in bytes: of this process, or of the tensors on the GPU."""
+    return torch.cuda.max_memory_allocated() if device == "cuda" else resident("VmHWM")
+
+
+def forget_peak(device: str = "cpu") -> int:
+    """Resets `peak` to the current memory, and returns it in bytes."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
     Path("/proc/self/clear_refs").write_text("5")
     return resident("VmRSS")
 

@@ -41,14 +41,14 @@ class Updates:
     """An actor with a batch.
 
     Attributes:
-        update: takes a step of the optimizer and waits for the device.
+        update: takes a step of the optimizer and waits for the device; given a length, with rows of that length.
         tokens: of an update.
         flops: of an update, as `throughput/tflops` counts them; None if they are not counted.
         peak_tflops: of the device, None if it is not known.
         memory: peak since the model was built, in GiB.
     """
 
-    update: Callable[[], None]
+    update: Callable[..., None]
     tokens: int
     flops: float | None
     peak_tflops: float | None
@@ -64,17 +64,17 @@ def checks() -> list[Check]:
             run = partial(measure, algorithm, tokens)
             first = rank == 0  # a CPU runs the first length alone
             found.append(Check(f"{algorithm}:{length}", title, run, 20 if first else 50 + rank, 240, cuda=not first))
-    for rank, (name, extra) in enumerate(COMPILED.items(), start=45):
-        title = f"an update of SFT, rows of 8k tokens, Qwen2.5-1.5B's shape, bfloat16, {', '.join(extra)}"
-        run, package = partial(measure, "sft", LENGTHS["8k"], extra=extra), "torchao" if name == "fp8" else None
+    for rank, (name, more) in enumerate(COMPILED.items(), start=45):
+        title = f"an update of SFT, rows of 8k tokens, Qwen2.5-1.5B's shape, bfloat16, {', '.join(more)}"
+        run, package = partial(measure, "sft", LENGTHS["8k"], more=more), "torchao" if name == "fp8" else None
         found.append(Check(f"{name}:8k", title, run, rank, 300, cuda=True, package=package))
     title = "the slowest operations of an update of SFT, rows of 8k tokens"
     return [*found, Check("profile:8k", title, profile_update, rank=21, seconds=240)]
 
 
-def measure(algorithm: str, length: int, setting: Setting, extra: Sequence[str] = ()) -> Found:
+def measure(algorithm: str, length: int, setting: Setting, more: Sequence[str] = ()) -> Found:
     """Seconds of an update, with further options of the command line, and what follows from them."""
-    updates = build(algorithm, length, setting, extra)
+    updates = build(algorithm, length, setting, more)
     seconds = []
     for _ in range(1 + REPEATS):
         started = time.perf_counter()
@@ -109,8 +109,12 @@ def profile_update(setting: Setting) -> Found:
     return Found(f"the slowest operation is {slowest.key[:80]}; profile_8k.json.gz", {}, table)
 
 
-def build(algorithm: str, length: int, setting: Setting, extra: Sequence[str] = ()) -> Updates:
-    """Builds the actor of a config, with random weights, and a batch of `TOKENS` tokens in rows of one length."""
+def build(algorithm: str, length: int, setting: Setting, more: Sequence[str] = ()) -> Updates:
+    """Builds the actor of a config, with random weights, and a batch of `TOKENS` tokens in rows of one length.
+
+    Args:
+        more: of the command line.
+    """
     import torch
 
     from gpu.compose import compose_config
@@ -122,7 +126,7 @@ def build(algorithm: str, length: int, setting: Setting, extra: Sequence[str] = 
     from rft.setup.assembly import Job
 
     scale = CPU_SCALE if setting.cpu else 1
-    job = Job(compose_config([*options(algorithm, length // scale, setting), *extra]))
+    job = Job(compose_config([*options(algorithm, length // scale, setting), *more]))
     world = start(job.run.strategy["device"])
     tokenizer = job.tokenizer.build()
     strategy = job.strategy.build(world=world)
@@ -132,8 +136,9 @@ def build(algorithm: str, length: int, setting: Setting, extra: Sequence[str] = 
     batch = draw_batch(rows, length // scale, len(tokenizer), job.algorithm, world)
     dummy, objective = dummy_row(batch, batch), Update(job.algorithm.policy)
 
-    def update() -> None:
-        actor.update(batch.clone(), dummy, objective, 1.0, Metrics())
+    def update(other: int | None = None) -> None:
+        drawn = batch if other is None else draw_batch(rows, other, len(tokenizer), job.algorithm, world)
+        actor.update(drawn.clone(), dummy, objective, 1.0, Metrics())
         if world.device.type == "cuda":
             torch.cuda.synchronize()
 

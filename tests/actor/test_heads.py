@@ -8,6 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen3ForCausalLM
 from rft.actor.heads import LanguageNetwork, ValueNetwork, find_logit_shape
 from rft.actor.init import load_model, read_config
 from rft.actor.loading.backbone_names import name_backbone
+from rft.actor.logprobs import _compiled
 from tests.helpers import SIZES
 
 F64 = torch.float64
@@ -90,6 +91,17 @@ def test_gradients_of_a_tied_model_are_those_of_the_logits():
         total = (columns["logprobs"] * torch.linspace(-1, 1, 14)).sum() + columns["entropy"].sum()
         gradients.append(torch.autograd.grad(total, list(model.parameters())))
     torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)
+
+
+def test_a_compiled_network_has_the_same_columns(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda function, **_: compiled.append(function) or function)
+    _compiled.cache_clear()
+    model, given = build(**MODELS["qwen3"]), (*tokens_and_selection(), ("logprobs", "entropy"), 0.7)
+    found, expected = LanguageNetwork(model, compiled=True)(*given), LanguageNetwork(model)(*given)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert len(compiled) == 1, "the forward"
+    _compiled.cache_clear()
 
 
 @pytest.mark.parametrize("head", ["lm", "value"])

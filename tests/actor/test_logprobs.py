@@ -1,7 +1,10 @@
 """Log-probabilities and entropy against log_softmax and gather; how much of the logits is held, and computed."""
 
+from functools import partial
+
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
@@ -30,10 +33,30 @@ def narrow(monkeypatch):
     monkeypatch.setattr(module, "NARROWEST", 64)
 
 
-@pytest.fixture(params=["blocks", "one block"])
+def forget():
+    """Lets the next call compile again."""
+    module._compiled.cache_clear()
+    torch._dynamo.reset()
+    counters.clear()
+
+
+@pytest.fixture(scope="module")
+def traced():
+    """All of the compiler but the generation of code, which takes seconds."""
+    forget()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(module, "compile_function", partial(torch.compile, dynamic=True, backend="aot_eager"))
+        yield
+    forget()
+
+
+@pytest.fixture(params=["blocks", "one block", "compiled blocks"])
 def blocks(request, monkeypatch):
-    if request.param == "blocks":
+    if request.param != "one block":
         narrow(monkeypatch)
+    if request.param == "compiled blocks":
+        request.getfixturevalue("traced")
+        monkeypatch.setitem(globals(), "token_logprobs", partial(token_logprobs, compiled=True))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -249,3 +272,38 @@ def test_a_bfloat16_head_is_never_copied_whole(monkeypatch):
         logprobs, entropy, _ = token_logprobs(hidden, weight, None, torch.arange(8), 1.0, True)
         (logprobs + entropy).sum().backward()
     assert mine.nbytes == weight.nbytes, "the gradient"
+
+
+def results(n, v, options, **more):
+    """Outputs and gradients of some inputs."""
+    leaves, targets = inputs(n=n, v=v, dtype=options["dtype"], seed=n)
+    forbidden = torch.zeros(v, dtype=options["dtype"]).index_fill_(0, torch.tensor([3]), -1e9)
+    targets = targets.where(targets != 3, 5)[:, None].expand(n, options["count"]).roll(1, 1)
+    more |= {"shape": options["shape"], "forbidden": forbidden if options["forbids"] else None}
+    found = token_logprobs(*leaves, targets, options["temperature"], options["entropy"], True, **more)
+    weights = torch.linspace(-1, 1, found[0].numel(), dtype=options["dtype"]).view(found[0].shape)
+    total = (found[0] * weights).sum() + (0.3 * found[1].sum() if options["entropy"] else 0)
+    return [*found, *torch.autograd.grad(total, leaves)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtype": F64, "entropy": True, "count": 1, "shape": LogitShape(3.0, 2.0), "forbids": True},
+        {"dtype": torch.float32, "entropy": False, "count": 3, "shape": module.PLAIN, "forbids": False},
+    ],
+)
+def test_compiled_blocks_are_the_same_and_no_size_is_compiled_again(options, monkeypatch):
+    """Whole blocks have a graph and the last, narrower one another: two for the forward, two for the backward."""
+    narrow(monkeypatch)
+    forget()
+    exact = 1e-12 if options["dtype"] == F64 else 1e-6
+    for number, (n, v) in enumerate([(7, 150), (64, 150), (33, 128), (65, 1000), (2, 70), (9, 64), (1, 70), (0, 70)]):
+        options["temperature"] = 0.5 + 0.1 * number
+        for found, expected in zip(*(results(n, v, options, compiled=c) for c in (True, False)), strict=True):
+            assert found.dtype == expected.dtype == options["dtype"]
+            assert ((found - expected).abs() <= exact * expected.abs().max()).all() if len(found) else True
+        assert counters["stats"]["unique_graphs"] == 4
+    assert not counters["graph_break"]
+    forget()

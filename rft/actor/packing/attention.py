@@ -19,6 +19,7 @@ from rft.actor.forward.backbone import run_backbone
 from rft.actor.forward.media_inputs import MediaInputs, language_part
 from rft.actor.loading.stand_ins import random_numbers, stand_ins
 from rft.actor.packing.kernels.base import AttentionKernel, AttentionNeeds, AttentionRule
+from rft.actor.packing.kernels.operator import attend_opaque, register
 from rft.actor.packing.kernels.sdpa import SdpaKernel
 from rft.actor.packing.layout import PackedLayout, PackedSegment, pack_layout
 from rft.actor.packing.recurrent import RECURRENT, separate_rows
@@ -27,7 +28,6 @@ from rft.batch.encoded import EncodedText, MediaFacts
 WITHOUT_EFFECT = {"dropout", "position_ids", "use_cache", "output_attentions"}  # that models hand on as well
 
 
-@torch.compiler.disable(reason="it has calls for rows of any length")
 def packed_attention(
     module: nn.Module,
     query: Tensor,
@@ -64,13 +64,24 @@ def packed_attention(
     if part is not None and s_aux is not None:
         s_aux = s_aux.chunk(part.context.size)[part.context.rank]  # of the heads of this rank
     rule = AttentionRule(scaling, sliding_window, softcap, s_aux)
+    if part is None and kernel.opaque and torch.compiler.is_compiling():
+        return attend_opaque(kernel, query, key, value, layout.table, rule), None
+    return _attend(kernel, query, key, value, layout, rule), None
+
+
+@torch.compiler.disable(reason="it has calls for rows of any length, and those of ranks")
+def _attend(
+    kernel: AttentionKernel, query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, rule: AttentionRule
+) -> Tensor:
+    """Attention (1, N, heads, width), with heads for tokens exchanged where several ranks have one sequence."""
+    part = layout.shard
     if part is None or not part.context.gathers_in_attention:
-        return kernel.attend(query, key, value, layout.segments, rule), None
+        return kernel.attend(query, key, value, layout.segments, rule)
     copies = part.context.size // math.gcd(key.shape[1], part.context.size)
     key, value = (states.repeat_interleave(copies, dim=1) for states in (key, value))  # every rank needs heads
     query, key, value = (part.context.all_to_all_heads(states, part.counts, "heads") for states in (query, key, value))
     states = kernel.attend(query, key, value, layout.segments, rule).transpose(1, 2)
-    return part.context.all_to_all_heads(states, part.counts, "tokens").transpose(1, 2), None
+    return part.context.all_to_all_heads(states, part.counts, "tokens").transpose(1, 2)
 
 
 class _Recorder(SdpaKernel):
@@ -90,6 +101,7 @@ class _Recorder(SdpaKernel):
 
 def use_kernel(config: PretrainedConfig, kernel: AttentionKernel) -> None:
     """Lets the layers of a model with this config compute packed rows with a kernel."""
+    register(kernel)
     AttentionInterface.register(kernel.implementation, partial(packed_attention, kernel=kernel))
     config._attn_implementation = kernel.implementation
 

@@ -1,7 +1,7 @@
 """The layout of packed rows in one forward: behind one another, without padding, a shared prefix once per group."""
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -77,6 +77,7 @@ class PackedLayout:
         positions: (N,) position of each packed token in its row.
         segments: of the sequence, in order.
         shard: this rank's part, where several ranks have joined their rows into the sequence of `segments`.
+        table: `segment_table` of the segments, whatever is given.
     """
 
     source: Tensor
@@ -84,11 +85,29 @@ class PackedLayout:
     positions: Tensor
     segments: tuple[PackedSegment, ...]
     shard: SequenceShard | None = None
+    table: Tensor = field(default_factory=lambda: torch.empty(0))  # FSDP copies what a block gets, field by field
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "table", segment_table(self.segments))
 
     def to(self, device: torch.device) -> "PackedLayout":
         """The same on a device."""
         moved: dict[str, Any] = {name: to_device(vars(self)[name], device) for name in ("source", "place", "positions")}
         return replace(self, shard=self.shard and self.shard.to(device), **moved)
+
+
+def segment_table(segments: tuple[PackedSegment, ...]) -> Tensor:
+    """Segments as a tensor (3 S,) int64 in host memory: rows, length, and prefix or -1 of each.
+
+    The compiler compiles again for other Python values, and not for another tensor.
+    """
+    return torch.tensor([n for s in segments for n in (s.rows, s.length, -1 if s.prefix is None else s.prefix)])
+
+
+def table_segments(table: Tensor) -> tuple[PackedSegment, ...]:
+    """The segments of a `segment_table`."""
+    numbers = table.view(-1, 3).tolist()
+    return tuple(PackedSegment(rows, length, None if prefix < 0 else prefix) for rows, length, prefix in numbers)
 
 
 def shared_prefixes(batch: TensorDict) -> Tensor:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rft.actor.packing.layout import PackedSegment, pack_layout, shared_prefixes
+from rft.actor.packing.layout import PackedSegment, pack_layout, shared_prefixes, table_segments
 from tests.helpers import token_batch
 
 
@@ -111,3 +111,9 @@ def test_tokens_are_shared_where_all_their_columns_are_equal():
 
 def test_a_batch_without_rows_shares_nothing():
     assert shared_prefixes(token_batch([1, 2])[:0]).tolist() == []
+
+
+def test_the_table_of_a_layout_holds_its_segments():
+    layout = pack_layout(token_batch([5, 6, 1], [9], [5, 6, 2, 3], group=[4, 2, 4]), torch.tensor([2, 0, 2]))
+    assert layout.table.tolist() == [1, 1, -1, 1, 2, -1, 1, 1, 1, 1, 2, 1]
+    assert table_segments(layout.table) == layout.segments

@@ -36,6 +36,7 @@ JOBS = {
     "sinks": job(UNEVEN, strategy=TOGETHER, model=SMALL | SINKS),
     "teacher": job(UNEVEN, strategy=TOGETHER, algorithm=DISTILL, batch=with_teacher(make_batch())),
     "recomputed": job(UNEVEN, strategy=TOGETHER | {"activation_checkpointing": "full"}),
+    "compiled": job(UNEVEN, strategy=TOGETHER | {"compile": True}),
 }
 
 

@@ -2,9 +2,10 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from rft.actor.packing.layout import PackedSegment
@@ -66,9 +67,13 @@ class AttentionKernel(ABC):
 
     Attributes:
         implementation: its name among transformers' attention functions.
+        opaque: in a compiled block it is one operator (`operator.py`); otherwise the block has a graph break there.
+        keeps_lse: `attend_forward` returns the log-sum-exp of the products.
     """
 
     implementation: ClassVar[str]
+    opaque: ClassVar[bool] = True
+    keeps_lse: ClassVar[bool] = False
 
     def refuses(self, needs: AttentionNeeds) -> str | None:
         """What of a model's needs the kernel cannot compute, or None."""
@@ -88,3 +93,35 @@ class AttentionKernel(ABC):
         Returns:
             (1, N, heads, width of the values).
         """
+
+    def attend_forward(
+        self, query: Tensor, key: Tensor, value: Tensor, segments: tuple[PackedSegment, ...], rule: AttentionRule
+    ) -> tuple[Tensor, Tensor]:
+        """The result of `attend`, and the log-sum-exp (heads, N) in float32; (heads, 0) where it is not kept."""
+        return self.attend(query, key, value, segments, rule), query.new_empty(query.shape[1], 0, dtype=torch.float32)
+
+    def attend_backward(
+        self,
+        gradient: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        segments: tuple[PackedSegment, ...],
+        rule: AttentionRule,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """The gradients of query, key, value and sinks; a kernel that keeps nothing computes its forward again.
+
+        Args:
+            gradient: of the result (1, N, heads, width of the values).
+            out, lse: of `attend_forward`.
+        """
+
+        def again(query: Tensor, key: Tensor, value: Tensor, *sinks: Tensor) -> Tensor:
+            return self.attend(query, key, value, segments, replace(rule, sinks=sinks[0] if sinks else None))
+
+        sinks = () if rule.sinks is None else (rule.sinks,)
+        pull: Any = torch.func.vjp(again, query, key, value, *sinks)[1]  # inside an operator autograd itself is off
+        found = pull(gradient)
+        return found[0], found[1], found[2], found[3] if sinks else None

@@ -25,25 +25,17 @@ class FlashKernel(RowsKernel):
         self.third = package == FLASH_PACKAGES[0]
         self._functions = import_module(package if self.third else f"{package}.flash_attn_interface")
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: RowsCall) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: RowsCall) -> tuple[Tensor, Tensor]:
         """See `RowsKernel.forward`."""
         options = _options(call) | {"causal": call.causal}
         if self.third:
             out, lse, *_ = self._functions._flash_attn_forward(q, k, v, **options)
         else:
             out, lse, *_ = self._functions._flash_attn_varlen_forward(q, k, v, dropout_p=0.0, **options)
-        return out, lse, ()
+        return out, lse
 
     def backward(
-        self,
-        gradient: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        call: RowsCall,
-        state: tuple[Tensor, ...],
+        self, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: RowsCall
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See `RowsKernel.backward`."""
         gradients = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)

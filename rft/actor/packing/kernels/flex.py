@@ -17,6 +17,7 @@ class FlexKernel(AttentionKernel):
     """See `AttentionKernel`."""
 
     implementation: ClassVar[str] = "rft_packed_blocks"
+    opaque: ClassVar[bool] = False
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, segments: tuple[PackedSegment, ...], rule: AttentionRule

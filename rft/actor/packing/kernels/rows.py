@@ -9,10 +9,10 @@ in the merge.
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -122,13 +122,15 @@ def rows_calls(
 class RowsKernel(AttentionKernel):
     """Attention by a function over rows; a subclass calls it."""
 
+    keeps_lse: ClassVar[bool] = True
+
     def refuses(self, needs: AttentionNeeds) -> str | None:
         """See `AttentionKernel.refuses`."""
         return f"heads of {needs.width} numbers: at most {WIDEST}" if needs.width > WIDEST else None
 
     @abstractmethod
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: RowsCall) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """The result (n, heads, width), its log-sum-exp (heads, n) in float32, and what `backward` needs beside them.
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: RowsCall) -> tuple[Tensor, Tensor]:
+        """The result (n, heads, width) and its log-sum-exp (heads, n) in float32.
 
         Args:
             q: (n, heads, width); k, v: (m, heads or fewer, width), contiguous.
@@ -136,98 +138,125 @@ class RowsKernel(AttentionKernel):
 
     @abstractmethod
     def backward(
-        self,
-        gradient: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        call: RowsCall,
-        state: tuple[Tensor, ...],
+        self, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: RowsCall
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradients of q, k and v through this call.
 
         Args:
             gradient: of the merged result (n, heads, width).
             out, lse: of all calls, merged.
-            state: of `forward`.
         """
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, segments: tuple[PackedSegment, ...], rule: AttentionRule
     ) -> Tensor:
         """See `AttentionKernel.attend`."""
-        width, wanted = query.shape[3], value.shape[3]
-        padded = -(-max(width, wanted) // MULTIPLE) * MULTIPLE
-        q, k, v = (
-            pad(states[0].transpose(0, 1), (0, padded - states.shape[3])).contiguous() for states in (query, key, value)
+        out: Tensor = _Attend.apply(query, key, value, rule.sinks, self, segments, rule)
+        return out
+
+    def attend_forward(
+        self, query: Tensor, key: Tensor, value: Tensor, segments: tuple[PackedSegment, ...], rule: AttentionRule
+    ) -> tuple[Tensor, Tensor]:
+        """See `AttentionKernel.attend_forward`.
+
+        Results are not changed in place: selective checkpointing keeps them for the backward pass.
+        """
+        width = _padded(query, value)
+        q, k, v = (_rows(states, width) for states in (query, key, value))
+        first, *others = _calls(query, segments, rule)
+        out, lse = self.forward(q, _chosen(k, first.keys), _chosen(v, first.keys), first)  # (N, H, D), (H, N)
+        for call in others:
+            assert call.queries is not None
+            more, its_lse = self.forward(q[call.queries], _chosen(k, call.keys), _chosen(v, call.keys), call)
+            own = lse[:, call.queries]
+            both = torch.logaddexp(own, its_lse)
+            merged = out[call.queries] * _weights(own - both) + more * _weights(its_lse - both)
+            out = out.index_copy(0, call.queries, merged.to(out.dtype))
+            lse = lse.index_copy(1, call.queries, both)
+        if rule.sinks is not None:
+            both = torch.logaddexp(lse, rule.sinks.to(lse.dtype)[:, None])
+            out, lse = (out * _weights(lse - both)).to(out.dtype), both
+        return out[None, ..., : value.shape[3]], lse
+
+    def attend_backward(
+        self,
+        gradient: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        segments: tuple[PackedSegment, ...],
+        rule: AttentionRule,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """See `AttentionKernel.attend_backward`."""
+        width = _padded(query, value)
+        q, k, v = (_rows(states, width) for states in (query, key, value))
+        out, gradient = (_rows(states.transpose(1, 2), width) for states in (out, gradient))
+        sums: list[Tensor | None] = [None, None, None]
+        for call in _calls(query, segments, rule):
+            where = (call.queries, call.keys, call.keys)
+            its_q, its_k, its_v = (_chosen(states, places) for states, places in zip((q, k, v), where, strict=True))
+            its_lse = lse if call.queries is None else lse[:, call.queries].contiguous()
+            its_gradient, its_out = (_chosen(states, call.queries) for states in (gradient, out))
+            found = self.backward(its_gradient, its_q, its_k, its_v, its_out, its_lse, call)
+            for number, (part, places) in enumerate(zip(found, where, strict=True)):
+                sums[number] = _added(sums[number], part, places, (q, k, v)[number])
+        sinks_grad = None
+        if rule.sinks is not None:  # the sink has probability p and value 0: its logit has the gradient -p (grad . out)
+            dot = (gradient.to(lse.dtype) * out).sum(-1).T  # (H, N)
+            sinks_grad = -((rule.sinks.to(lse.dtype)[:, None] - lse).exp() * dot).sum(1).to(rule.sinks.dtype)
+        dq, dk, dv = (
+            total[..., : states.shape[3]].transpose(0, 1)[None]
+            for total, states in zip(sums, (query, key, value), strict=True)
+            if total is not None
         )
-        scaling = width**-0.5 if rule.scaling is None else rule.scaling
-        calls = rows_calls(segments, rule.window, scaling, rule.softcap, query.device)
-        out: Tensor = _MergedCalls.apply(q, k, v, rule.sinks, self, calls)
-        return out[None, ..., :wanted]
+        return dq, dk, dv, sinks_grad
+
+
+def _padded(query: Tensor, value: Tensor) -> int:
+    """The width of heads that the functions take."""
+    return -(-max(query.shape[3], value.shape[3]) // MULTIPLE) * MULTIPLE
+
+
+def _rows(states: Tensor, width: int) -> Tensor:
+    """From (1, heads, N, D) to (N, heads, width), contiguous, with zeros behind."""
+    return pad(states[0].transpose(0, 1), (0, width - states.shape[3])).contiguous()
+
+
+def _calls(query: Tensor, segments: tuple[PackedSegment, ...], rule: AttentionRule) -> tuple[RowsCall, ...]:
+    scaling = query.shape[3] ** -0.5 if rule.scaling is None else rule.scaling
+    return rows_calls(segments, rule.window, scaling, rule.softcap, query.device)
 
 
 def _chosen(states: Tensor, places: Tensor | None) -> Tensor:
     return states if places is None else states[places]
 
 
-class _MergedCalls(torch.autograd.Function):
-    """Results are not changed in place: selective checkpointing keeps them for the backward pass."""
-
+class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
         sinks: Tensor | None,
         kernel: RowsKernel,
-        calls: tuple[RowsCall, ...],
+        segments: tuple[PackedSegment, ...],
+        rule: AttentionRule,
     ) -> Tensor:
-        first, *others = calls
-        out, lse, state = kernel.forward(q, _chosen(k, first.keys), _chosen(v, first.keys), first)  # (N, H, D), (H, N)
-        states = [state]
-        for call in others:
-            assert call.queries is not None
-            parts = (q[call.queries], _chosen(k, call.keys), _chosen(v, call.keys))
-            more, its_lse, state = kernel.forward(*parts, call)
-            own = lse[:, call.queries]
-            both = torch.logaddexp(own, its_lse)
-            merged = out[call.queries] * _weights(own - both) + more * _weights(its_lse - both)
-            out = out.index_copy(0, call.queries, merged.to(out.dtype))
-            lse = lse.index_copy(1, call.queries, both)
-            states.append(state)
-        if sinks is not None:
-            both = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
-            out, lse = (out * _weights(lse - both)).to(out.dtype), both
-        ctx.save_for_backward(q, k, v, sinks, out, lse, *(tensor for state in states for tensor in state))
-        ctx.counts = [len(state) for state in states]
-        ctx.how = kernel, calls
+        out, lse = kernel.attend_forward(query, key, value, segments, rule)
+        ctx.save_for_backward(query, key, value, sinks, out, lse)
+        ctx.how = kernel, segments, replace(rule, sinks=None)  # those that are saved count
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, sinks, out, lse, *saved = ctx.saved_tensors
-        kernel, calls = ctx.how
-        gradient = gradient.contiguous()
-        sums: list[Tensor | None] = [None, None, None]
-        for call, count in zip(calls, ctx.counts, strict=True):
-            state, saved = tuple(saved[:count]), saved[count:]
-            where = (call.queries, call.keys, call.keys)
-            parts = [_chosen(states, places) for states, places in zip((q, k, v), where, strict=True)]
-            its_lse = lse if call.queries is None else lse[:, call.queries].contiguous()
-            its_gradient, its_out = (_chosen(states, call.queries) for states in (gradient, out))
-            found = kernel.backward(its_gradient, *parts, its_out, its_lse, call, state)
-            for number, (part, places) in enumerate(zip(found, where, strict=True)):
-                sums[number] = _added(sums[number], part, places, (q, k, v)[number])
-        sinks_grad = None
-        if sinks is not None:  # the sink has probability p and value 0: its logit has the gradient -p (gradient . out)
-            dot = (gradient.to(lse.dtype) * out).sum(-1).T  # (H, N)
-            sinks_grad = -((sinks.to(lse.dtype)[:, None] - lse).exp() * dot).sum(1).to(sinks.dtype)
-        return *sums, sinks_grad, None, None
+        query, key, value, sinks, out, lse = ctx.saved_tensors
+        kernel, segments, rule = ctx.how
+        rule = replace(rule, sinks=sinks)
+        return *kernel.attend_backward(gradient, query, key, value, out, lse, segments, rule), None, None, None
 
 
 def _weights(logarithms: Tensor) -> Tensor:

@@ -18,30 +18,24 @@ class VarlenKernel(RowsKernel):
         """See `AttentionKernel.refuses`."""
         return "soft-capped logits" if needs.softcap else super().refuses(needs)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: RowsCall) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: RowsCall) -> tuple[Tensor, Tensor]:
         """See `RowsKernel.forward`."""
         assert call.softcap is None
         lengths = (call.query_ends, call.key_ends, call.longest_query, call.longest_key)
-        out, lse, seed, unused, _ = torch.ops.aten._flash_attention_forward(
+        out, lse, *_ = torch.ops.aten._flash_attention_forward(
             q, k, v, *lengths, 0.0, call.causal, False, scale=call.scaling, **_window(call)
         )
-        return out, lse, (seed, unused)
+        return out, lse
 
     def backward(
-        self,
-        gradient: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        call: RowsCall,
-        state: tuple[Tensor, ...],
+        self, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: RowsCall
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See `RowsKernel.backward`."""
         lengths = (call.query_ends, call.key_ends, call.longest_query, call.longest_key)
+        seed = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of dropout, which there is none of
+        unused = torch.empty(0, device=q.device)
         gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
-            gradient, q, k, v, out, lse, *lengths, 0.0, call.causal, *state, scale=call.scaling, **_window(call)
+            gradient, q, k, v, out, lse, *lengths, 0.0, call.causal, seed, unused, scale=call.scaling, **_window(call)
         )
         return gradients
 
