@@ -146,6 +146,7 @@ class Job(Components):
         checks.run(run.data.check_apart)
         checks.make("model_config", partial(self.read_loadable_config, self.actor), "tokenizer")
         checks.run(check_tokenizer, "tokenizer", "model_config")
+        checks.run(self.check_engine_model, "model_config")
         if ROUTER_BALANCE in self.algorithm.policy.outputs:
             checks.run(check_routers, "model_config")
         for role in ROLES:
