@@ -72,8 +72,8 @@ class Decoder:
 class StaticDecoder(Decoder):
     """Decodes in steps of fixed shapes, which a GPU replays as a CUDA graph.
 
-    A graph holds the addresses of the weights and of the cache. It belongs to one wave, in which no weight is replaced,
-    and is recorded again as soon as rows are compacted, to half of them at most, or the cache has grown.
+    A graph holds the addresses of the weights and of the cache. It belongs to one wave, in which no weight is replaced.
+    Another one is recorded when rows are compacted, to a power of two, and when the cache grows, by one half.
     """
 
     def __init__(self, model: PreTrainedModel, cache: Cache, padding: Tensor) -> None:

@@ -92,7 +92,8 @@ def test_a_step_does_not_read_the_device_and_may_be_repeated(monkeypatch, tokeni
         return [t.data_ptr() for t in (*tensors, *(s for layer in decoder._layers for s in layer._storage))]
 
     static, growing = engines(name, tokenizer)
-    requests = [Request(p, [100 * i + j for j in range(4)]) for i, p in enumerate(prompts_of(3, 8, 8, 30, 2))]
+    limits = [5, 20, 40, 80]
+    requests = [Request(p, [100 * i + j for j in range(4)], limits) for i, p in enumerate(prompts_of(3, 8, 8, 30, 2))]
     expected = growing.generate(requests, sampling(max_new_tokens=80))
     monkeypatch.setattr(decoder, "CudaGraph", Recorded)
     monkeypatch.setattr(decoder, "RECORDED", "cpu")
