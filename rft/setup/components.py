@@ -284,7 +284,7 @@ class Components:
 
     def engine_dtype(self) -> str:
         """The name of the dtype in which the engine computes."""
-        options = engine_options(self.run.rollout, self.engine, self.actor, self.processor, self.run.strategy)
+        options = engine_options(self.run.rollout, self.engine, self.actor, self.processor, self.strategy)
         trainer = self.strategy.factory.compute_dtype(self.strategy.options)
         return self.engine.factory.compute_dtype(options, trainer)
 

@@ -148,16 +148,15 @@ def check_mixtures(held_out: Mapping[str, Target]) -> Iterator[str]:
 
 
 def engine_options(
-    rollout: Rollout, engine: Target, actor: Target, processor: Target | None, strategy: Mapping[str, Any]
+    rollout: Rollout, engine: Target, actor: Target, processor: Target | None, strategy: Target
 ) -> dict[str, Any]:
     """The options by which an engine checks itself; see `Engine.check`."""
-    of_run = {"lora": actor.options["lora"], "media": processor is not None, "device": strategy["device"]}
+    device = strategy.factory.device(strategy.options)
+    of_run = {"lora": actor.options["lora"], "media": processor is not None, "device": device}
     return engine.options | {"engine_args": rollout.engine_args} | of_run
 
 
-def check_engine(
-    rollout: Rollout, engine: Target, actor: Target, processor: Target | None, strategy: Mapping[str, Any]
-) -> None:
+def check_engine(rollout: Rollout, engine: Target, actor: Target, processor: Target | None, strategy: Target) -> None:
     """Checks the options of the engine, how it samples, and that it takes the arguments of `rollout.engine_args`."""
     if rollout.engine_args and not engine.factory.facts.takes_arguments:
         name = sorted(rollout.engine_args)[0]

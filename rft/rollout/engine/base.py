@@ -139,7 +139,7 @@ class Engine(ABC):
 
         Args:
             options: the engine's own options, `engine_args` (`rollout.engine_args`), `lora` (`actor.lora` or None),
-                `media` (whether the policy has a processor) and `device` (`strategy.device`).
+                `media` (whether the policy has a processor) and `device` (of the strategy: cpu, cuda or auto).
             sampling: how training samples.
 
         Raises:

@@ -87,7 +87,7 @@ class StaticLayer(GrowingLayer):
         self.values.index_copy_(2, self._place, value_states)
         return self.keys, self.values
 
-    def get_seq_length(self) -> Tensor:  # type: ignore[override]
+    def get_seq_length(self) -> Tensor:
         """The length before the next token, which only the device knows."""
         return self._place[0]
 

@@ -24,9 +24,13 @@ def model_of(name):
     return model.to(torch.float32 if name == "mixtral" else torch.float64).eval()  # torch has no experts in float64
 
 
+def flat(groups):
+    return [completion for group in groups for completion in group]
+
+
 def same(found, expected):
     """Equal tokens and reasons, and log-probabilities to 1e-5."""
-    for one, other in zip(sum(found, []), sum(expected, []), strict=True):
+    for one, other in zip(flat(found), flat(expected), strict=True):
         assert (one.tokens, one.text, one.finish_reason) == (other.tokens, other.text, other.finish_reason)
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
         assert one.versions == other.versions
@@ -44,7 +48,7 @@ def test_tokens_are_those_of_the_growing_cache(tokenizer, name):
     requests = [Request(p, [100 * i + j for j in range(4)]) for i, p in enumerate(prompts_of(3, 8, 8, 30, 2))]
     options = sampling(max_new_tokens=80, top_k=30)
     found = static.generate(requests, options)
-    assert len({len(c.tokens) for c in sum(found, [])}) > 4
+    assert len({len(c.tokens) for c in flat(found)}) > 4
     same(found, growing.generate(requests, options))
 
 
@@ -98,7 +102,7 @@ def test_a_step_does_not_read_the_device_and_may_be_repeated(monkeypatch, tokeni
     monkeypatch.setattr(decoder, "CudaGraph", Recorded)
     monkeypatch.setattr(decoder, "RECORDED", "cpu")
     same(static.generate(requests, sampling(max_new_tokens=80)), expected)
-    assert found == [] and len(steps) == max(len(c.tokens) for c in sum(expected, [])) - 1
+    assert found == [] and len(steps) == max(len(c.tokens) for c in flat(expected)) - 1
     assert [rows for rows, _ in graphs] == sorted((rows for rows, _ in graphs), reverse=True)
     assert len({rows for rows, _ in graphs}) >= 3 and len({capacity for _, capacity in graphs}) >= 2
     assert len(graphs) < len(steps) / 5
