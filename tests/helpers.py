@@ -170,8 +170,7 @@ def hf_engine(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_rows: int, cuda_graphs: bool = False
 ) -> HFEngine:
     """The engine of rollout=hf, with the weights of the model. On a CPU its graphs are the plain static steps."""
-    context = engine_context(copy.deepcopy(model), tokenizer)  # it drops its weights first
-    engine = HFEngine(context, max_rows, None, cuda_graphs)
+    engine = HFEngine(engine_context(copy.deepcopy(model), tokenizer), max_rows, None, cuda_graphs)  # without weights
     engine.update_weights(0, model.state_dict().items())
     return engine
 
