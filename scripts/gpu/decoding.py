@@ -71,15 +71,16 @@ def measure(rows: int, setting: Setting) -> Found:
 def engine_of(shape: dict[str, Any], dtype: Any, setting: Setting, cuda_graphs: bool) -> Any:
     """The engine of rollout=hf, without weights; on a CPU it computes the static steps without a graph."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM
 
+    from rft.data.encode.tokenizer import pretrained
     from rft.distributed import start
     from rft.rollout.engine.base import EngineContext
     from rft.rollout.engine.hf import HFEngine
 
     words = 512 if setting.cpu else VOCABULARY
     save_tokenizer(setting.folder / "tokenizer", words)
-    tokenizer = AutoTokenizer.from_pretrained(setting.folder / "tokenizer")
+    tokenizer = pretrained(path=str(setting.folder / "tokenizer"))
     config = AutoConfig.for_model(**shape, vocab_size=words, eos_token_id=None, pad_token_id=0, bos_token_id=None)
     world = start("cpu" if setting.cpu else "cuda")
     with world.device:
