@@ -166,9 +166,11 @@ def engine_context(
     return EngineContext(world, model, tokenizer, folder, engine_args, lora, computes or model.dtype)
 
 
-def hf_engine(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_rows: int) -> HFEngine:
-    """The engine of rollout=hf, with the weights of the model."""
-    engine = HFEngine(engine_context(copy.deepcopy(model), tokenizer), max_rows, None)  # it drops its weights first
+def hf_engine(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_rows: int, cuda_graphs: bool = False
+) -> HFEngine:
+    """The engine of rollout=hf, with the weights of the model. On a CPU its graphs are the plain static steps."""
+    engine = HFEngine(engine_context(copy.deepcopy(model), tokenizer), max_rows, None, cuda_graphs)  # without weights
     engine.update_weights(0, model.state_dict().items())
     return engine
 

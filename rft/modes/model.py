@@ -87,6 +87,7 @@ class Answering(Components):
             "processor",
         )
         check.run(check_tokenizer, "tokenizer", "model_config")
+        check.run(self.check_engine_model, "model_config")
         if path is not None:
             check.run(partial(check_vocabulary, path=path, key=POLICY), "model_config", "tokenizer")
         if scores and self.grader is not None and found is not None:

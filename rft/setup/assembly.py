@@ -146,6 +146,7 @@ class Job(Components):
         checks.run(run.data.check_apart)
         checks.make("model_config", partial(self.read_loadable_config, self.actor), "tokenizer")
         checks.run(check_tokenizer, "tokenizer", "model_config")
+        checks.run(self.check_engine_model, "model_config")
         if ROUTER_BALANCE in self.algorithm.policy.outputs:
             checks.run(check_routers, "model_config")
         for role in ROLES:
@@ -156,9 +157,8 @@ class Job(Components):
         counting = self.counting_world(world)
         if not checks.has("tokenizer", "encoder", "train") or self.processor is not None:
             checks.end()  # a processor takes long to count the tokens of all rows
-        tokenizer, encoder, train, held_out, stream = (
-            checks.parts[name] for name in ("tokenizer", "encoder", "train", "held_out", "stream")
-        )
+        names = ("tokenizer", "encoder", "train", "held_out", "stream")
+        tokenizer, encoder, train, held_out, stream = (checks.parts[name] for name in names)
         canary = checks.parts["canary"] if checks.has("canary") else ()
         loaded = Datasets(tokenizer, encoder, train, held_out, Lengths(counting, encoder, run.cache), stream, canary)
         others = {name: rows for name, rows in held_out.items() if run.data.held_out()[name] != run.data.train}

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.base import ColumnModel, ModelContext
 from rft.algorithm.algorithm import Algorithm
@@ -278,9 +278,13 @@ class Components:
         context = self.check.parts["model_config"].get_text_config().max_position_embeddings
         return EpisodeAnswerer(self.environments, encoder, sampler, context)
 
+    def check_engine_model(self, config: PretrainedConfig) -> None:
+        """Checks that the engine can run the model with this config; see `Engine.check_model`."""
+        self.engine.factory.check_model(self.engine.options, config)
+
     def engine_dtype(self) -> str:
         """The name of the dtype in which the engine computes."""
-        options = engine_options(self.run.rollout, self.engine, self.actor, self.processor)
+        options = engine_options(self.run.rollout, self.engine, self.actor, self.processor, self.strategy)
         trainer = self.strategy.factory.compute_dtype(self.strategy.options)
         return self.engine.factory.compute_dtype(options, trainer)
 

@@ -147,13 +147,16 @@ def check_mixtures(held_out: Mapping[str, Target]) -> Iterator[str]:
             )
 
 
-def engine_options(rollout: Rollout, engine: Target, actor: Target, processor: Target | None) -> dict[str, Any]:
+def engine_options(
+    rollout: Rollout, engine: Target, actor: Target, processor: Target | None, strategy: Target
+) -> dict[str, Any]:
     """The options by which an engine checks itself; see `Engine.check`."""
-    of_policy = {"lora": actor.options["lora"], "media": processor is not None}
-    return engine.options | {"engine_args": rollout.engine_args} | of_policy
+    device = strategy.factory.device(strategy.options)
+    of_run = {"lora": actor.options["lora"], "media": processor is not None, "device": device}
+    return engine.options | {"engine_args": rollout.engine_args} | of_run
 
 
-def check_engine(rollout: Rollout, engine: Target, actor: Target, processor: Target | None) -> None:
+def check_engine(rollout: Rollout, engine: Target, actor: Target, processor: Target | None, strategy: Target) -> None:
     """Checks the options of the engine, how it samples, and that it takes the arguments of `rollout.engine_args`."""
     if rollout.engine_args and not engine.factory.facts.takes_arguments:
         name = sorted(rollout.engine_args)[0]
@@ -161,7 +164,7 @@ def check_engine(rollout: Rollout, engine: Target, actor: Target, processor: Tar
             f"rollout.engine_args.{name}: {engine.factory.__name__} takes no arguments of an engine; choose another "
             "rollout or take it out"
         )
-    engine.factory.check(engine_options(rollout, engine, actor, processor), rollout)
+    engine.factory.check(engine_options(rollout, engine, actor, processor, strategy), rollout)
     with prefixed("rollout."):
         engine.factory.check_sampling(rollout, logprobs=True)
 

@@ -138,7 +138,7 @@ def _make_models(checks: Checks, nodes: dict[str, Any]) -> None:
 def _make_parts(checks: Checks) -> None:
     checks.make("strategy", strategy_of, "run.strategy")
     checks.make("engine", lambda rollout: Target(rollout.engine, "rollout.engine", CONTEXT), "run.rollout")
-    checks.run(check_engine, "run.rollout", "engine", "actor", "processor")
+    checks.run(check_engine, "run.rollout", "engine", "actor", "processor", "strategy")
     checks.make("environments", lambda node: None if node is None else Environments.of(node), "run.environment")
     checks.make("source", lambda options: source_of(options.source, "algorithm.source"), "run.algorithm")
     checks.make("facts", facts_of, "source", "environments")

@@ -100,7 +100,7 @@ def sync(actor: Actor, dtype: Literal["bfloat16", "float32"]) -> None:
     context = EngineContext(
         actor.world, actor.plain_model(), actor.tokenizer, Path(), engine_args={}, lora=None, dtype=torch.float32
     )
-    engine = HFEngine(context, max_rows=1, dtype=dtype)
+    engine = HFEngine(context, max_rows=1, dtype=dtype, cuda_graphs=False)
     engine.update_weights(0, actor.weights(engine.gather_options))
     engine.sleep()
 

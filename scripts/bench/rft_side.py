@@ -22,7 +22,7 @@ class ForcedLengths(HFEngine):
     A step begins with sampling and ends with new weights; `cpu.json` holds the processor seconds of every step.
 
     Args:
-        context, max_rows, dtype: as in `HFEngine`.
+        context, max_rows, dtype, cuda_graphs: as in `HFEngine`.
         workload: its folder.
     """
 
@@ -31,9 +31,10 @@ class ForcedLengths(HFEngine):
         context: EngineContext,
         max_rows: int,
         dtype: Literal["float32", "bfloat16", "float16"] | None,
+        cuda_graphs: bool,
         workload: str,
     ) -> None:
-        super().__init__(context, max_rows, dtype)
+        super().__init__(context, max_rows, dtype, cuda_graphs)
         self.ends = []
         self._lengths = Lengths(Path(workload), context.tokenizer)
         self._file = Path(workload) / "cpu.json"

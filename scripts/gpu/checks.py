@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-MODULES = ("machine", "training", "speed", "compiled", "engines")
+MODULES = ("machine", "training", "speed", "compiled", "decoding", "engines")
 
 
 class FailedError(Exception):

@@ -71,7 +71,7 @@ def engine(world: World, dtype: str, own: Any = None) -> dict[str, Any]:
     counted = Counted(world, {}, dtype=dtype)
     actor = counted.actor
     context = engine_context(actor.plain_model(), actor.tokenizer, computes=actor.strategy.dtype)
-    made = HFEngine(context, 8, own)
+    made = HFEngine(context, 8, own, False)
     sampler = EngineSampler(made)
     for version in (0, 1):
         publish = partial(sampler.publish, version, actor.weights(sampler.gather_options))

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from rft.algorithm import ADVANTAGES, LOSSES
+from rft.rollout.engine.hf import HFEngine
 from rft.setup.assembly import Job
 
 
@@ -224,6 +225,22 @@ def test_a_model_beside_the_policy_that_does_not_exist(role, algorithm, refused,
     assert said.startswith(f"{role}: set one of {role}.path")
     nobody_reads_it = refused(f"{role}.path={missing}", "steps=0")
     assert role not in nobody_reads_it
+
+
+def test_cuda_graphs_where_an_engine_cannot_record_them(refused, monkeypatch):
+    graphs = "rollout.engine.cuda_graphs=true"
+    off = "set rollout.engine.cuda_graphs=false"
+    assert refused(graphs, "strategy.device=cpu") == f"{graphs}: strategy.device=cpu has no CUDA graphs; {off}"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert refused(graphs, "strategy.device=auto") == f"{graphs}: torch finds no GPU; {off}"
+    windows = ("actor.model_config.model_type=mistral", "+actor.model_config.sliding_window=8")
+    said = refused(graphs, "strategy.device=auto", *windows)
+    assert (
+        f"{graphs}: a mistral has layers that do not attend to all tokens (sliding, linear or recurrent ones); {off}"
+        in said
+    )
+    with pytest.raises(ValueError, match=r"^rollout\.engine\.cuda_graphs=true: models that take media decode without"):
+        HFEngine.check({"cuda_graphs": True, "device": "cuda", "media": True}, None)
 
 
 def test_cuda_where_there_is_none(refused, monkeypatch):

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,6 +23,7 @@ from rft.distributed import World, leave, start
 from rft.metrics import Metrics
 from rft.strategy.fsdp2 import FSDP2
 from rft.strategy.gather import to_local
+from tests.actor.packing.kernels import references
 from tests.helpers import make_actor, make_optimizer, make_strategy
 from tests.train.checkpoint.states import restore, whole_state
 
@@ -70,8 +72,12 @@ def perform(job: dict[str, Any], world: World) -> dict[str, Any]:
 
     Args:
         job: `algorithm`, `model`, `head`, `strategy` and `actor` (options), `cap`, `updates`, `batch`, `shares` (rows
-            of each rank) and `state` (of an actor to go on from, or None).
+            of each rank), `state` (of an actor to go on from, or None) and maybe `kernel` (of references.KERNELS).
     """
+    if "kernel" in job:
+        with pytest.MonkeyPatch.context() as patch:
+            references.install(job["kernel"], patch)
+            return perform({key: value for key, value in job.items() if key != "kernel"}, world)
     strategy = make_strategy(world, Recording, **job["strategy"])
     optimizer = make_optimizer(**job["optimizer"])
     key = {"lm": "actor", "value": "critic"}[job["head"]]

@@ -87,14 +87,16 @@ class MicroBatcher:
         size = 1 if context is None else context.size
         dummy_tokens = size - 1  # all ranks but one may have only their dummy row in a joint sequence
         cap = self.max_tokens * size - dummy_tokens
-        if (largest := max(world.gather(largest_unit(batch, shared, self.packing)))) > cap:
-            raise ValueError(
-                f"actor.micro_batch_tokens={self.max_tokens}: rows that must stay together, or the longest one, have "
-                f"{largest} tokens; set actor.micro_batch_tokens to at least {-(-(largest + dummy_tokens) // size)}"
-            )
 
-        def agree(count: int) -> int:
-            return max(world.gather(count))
+        def agree(count: int) -> int:  # with the check of the cap, so that ranks wait for each other once
+            counts, sizes = zip(*world.gather((count, largest_unit(batch, shared, self.packing))), strict=True)
+            if (largest := max(sizes)) > cap:
+                raise ValueError(
+                    f"actor.micro_batch_tokens={self.max_tokens}: rows that must stay together, or the longest one, "
+                    f"have {largest} tokens; set actor.micro_batch_tokens to at least "
+                    f"{-(-(largest + dummy_tokens) // size)}"
+                )
+            return max(counts)
 
         if self.packing:
             cuts = cut_packed(batch, shared, cap, agree, context)

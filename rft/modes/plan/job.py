@@ -103,6 +103,7 @@ class PlanJob(Job):
         checks.run(check_ranks, "run.batch", "ranks")
         checks.make("model_config", _read_model_config, "run.actor", "tokenizer")
         checks.run(_check_prompt_tokens, "run.plan", "run.rollout", "model_config")
+        checks.run(self.check_engine_model, "model_config")
 
     def _ranks(self, plan: Plan) -> int:
         return self._launched if plan.ranks is None else plan.ranks

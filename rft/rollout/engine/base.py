@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.lora.adapters import Lora
 from rft.batch.encoded import MediaFacts
@@ -138,8 +138,8 @@ class Engine(ABC):
         """Checks the options before a model is loaded.
 
         Args:
-            options: the engine's own options, `engine_args` (`rollout.engine_args`), `lora` (`actor.lora` or None), and
-                `media` (whether the policy has a processor).
+            options: the engine's own options, `engine_args` (`rollout.engine_args`), `lora` (`actor.lora` or None),
+                `media` (whether the policy has a processor) and `device` (of the strategy: cpu, cuda or auto).
             sampling: how training samples.
 
         Raises:
@@ -156,6 +156,18 @@ class Engine(ABC):
 
         Raises:
             ValueError: it cannot; the message begins with the option (`top_p=0.9: ...`), without its node.
+        """
+
+    @classmethod
+    def check_model(cls, options: dict[str, Any], config: PreTrainedConfig) -> None:
+        """Checks that the engine can run the policy, before its weights are read.
+
+        Args:
+            options: the engine's own options.
+            config: of the policy.
+
+        Raises:
+            ValueError: it cannot; names the key and the cure.
         """
 
     @classmethod

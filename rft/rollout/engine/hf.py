@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.profiler import record_function
-from transformers import Cache, PreTrainedTokenizerBase
+from transformers import Cache, PreTrainedConfig, PreTrainedTokenizerBase
 
 from rft.actor.forward.media_inputs import MediaInputs, forbidden_logits, own_positions
 from rft.actor.logprobs import LogitBlocks
@@ -20,6 +20,7 @@ from rft.batch.encoded import EncodedText, as_encoded
 from rft.batch.media import concat_media
 from rft.ranges import PositiveInt
 from rft.rollout.engine.base import Completion, Engine, EngineContext, EngineFacts, OnCompletion, Request
+from rft.rollout.engine.decoding.decoder import Decoder, StaticDecoder, check_static
 from rft.rollout.engine.kv_cache import can_join, expand, make_cache
 from rft.rollout.engine.sampling import Sampling, greedy, sample, stream, uniform
 from rft.rollout.engine.texts import decode, in_order, make_completion
@@ -28,6 +29,7 @@ from rft.strategy.gather import GatherOptions
 
 PREFILL_TOKENS = 16384  # most tokens of one forward over prompts, padding included
 FULLNESS = 0.875  # a batch with a smaller share of live rows is compacted, which copies the cache once
+GRAPHS, WITHOUT = "rollout.engine.cuda_graphs=true", "set rollout.engine.cuda_graphs=false"
 
 
 class HFEngine(Engine):
@@ -46,7 +48,11 @@ class HFEngine(Engine):
     facts = EngineFacts(plain_torch=True, takes_media=True)
 
     def __init__(
-        self, context: EngineContext, max_rows: PositiveInt, dtype: Literal["float32", "bfloat16", "float16"] | None
+        self,
+        context: EngineContext,
+        max_rows: PositiveInt,
+        dtype: Literal["float32", "bfloat16", "float16"] | None,
+        cuda_graphs: bool,
     ) -> None:
         self.dtype = context.dtype if dtype is None else DTYPES[dtype]
         self.gather_options = GatherOptions(self.dtype)
@@ -58,8 +64,32 @@ class HFEngine(Engine):
         self.tokenizer = context.tokenizer
         self.media = context.media
         self.max_rows = max_rows
+        self.cuda_graphs = cuda_graphs
         self.version = 0
         self.ends = end_tokens(self.model, self.tokenizer)
+
+    @classmethod
+    def check(cls, options: dict[str, Any], sampling: Sampling) -> None:
+        """See `Engine.check`."""
+        if options["cuda_graphs"] and options["device"] == "cpu":
+            raise ValueError(f"{GRAPHS}: strategy.device=cpu has no CUDA graphs; {WITHOUT}")
+        if options["cuda_graphs"] and options["media"]:
+            raise ValueError(f"{GRAPHS}: models that take media decode without; {WITHOUT}, or actor/processor=none")
+
+    @classmethod
+    def check_here(cls, options: dict[str, Any]) -> None:
+        """See `Engine.check_here`."""
+        if options["cuda_graphs"] and not torch.cuda.is_available():
+            raise ValueError(f"{GRAPHS}: torch finds no GPU; {WITHOUT}")
+
+    @classmethod
+    def check_model(cls, options: dict[str, Any], config: PreTrainedConfig) -> None:
+        """See `Engine.check_model`."""
+        if options["cuda_graphs"]:
+            try:
+                check_static(config)
+            except ValueError as error:
+                raise ValueError(f"{GRAPHS}: {error}; {WITHOUT}") from error
 
     @classmethod
     def compute_dtype(cls, options: dict[str, Any], trainer: str) -> str:
@@ -130,16 +160,12 @@ class HFEngine(Engine):
         cache, logits, deltas = self._prefill(prompts, samples)
         logits = logits.repeat_interleave(samples, dim=0)  # (R, V)
         forbidden = forbidden_logits(self.media, logits.shape[-1], device)
-        longest = len(prompts[-1])
-        padding = torch.tensor([longest - len(prompt) for prompt in prompts], device=device)
-        padding = padding.repeat_interleave(samples)  # (R,)
+        decoder = self._decoder(prompts, samples, cache, deltas)
         streams, caps = stream(seeds).to(device), torch.tensor(limits, device=device)  # (R,)
         ends = torch.tensor(self.ends, device=device, dtype=torch.int64)
         stops = StopStrings(self.tokenizer, sampling.stop, len(seeds)) if sampling.stop else None
         live = torch.ones(len(seeds), dtype=torch.bool, device=device)
         rows = torch.arange(len(seeds), device=device)
-        columns = torch.arange(longest + max(limits), device=device)
-        padded = len(prompts[0]) < longest
         left = len(seeds)
         sampled = torch.zeros(len(seeds), max(limits), dtype=torch.int64, device=device)  # (R, T)
         sampled_logprobs = torch.zeros(len(seeds), max(limits), device=device)  # (R, T)
@@ -163,19 +189,20 @@ class HFEngine(Engine):
                 if left == 0:
                     break
                 live = live & ~done
-                if left < FULLNESS * len(rows):
-                    keep = live.nonzero().squeeze(1)
-                    cache.reorder_cache(keep)
-                    rows, tokens, streams, caps, padding = (x[keep] for x in (rows, tokens, streams, caps, padding))
-                    live = live[keep]
-                    deltas = None if deltas is None else deltas[keep]
-            masks = {}
-            if padded:
-                masks["attention_mask"] = columns[: longest + step + 1] >= padding[:, None]  # (R, T)
-                masks["position_ids"] = (longest + step - padding)[:, None]  # (R, 1)
-            if deltas is not None:
-                masks["position_ids"] = (longest + step - padding)[:, None] + deltas  # (R, 1)
-            logits = self.model(input_ids=tokens[:, None], past_key_values=cache, use_cache=True, **masks).logits[:, -1]
+                if (size := decoder.rows_for(left)) < FULLNESS * len(rows):
+                    keep = (~live).byte().argsort(stable=True)[:size]  # live rows first
+                    decoder.keep(keep)
+                    rows, tokens, streams, caps, live = (x[keep] for x in (rows, tokens, streams, caps, live))
+            logits = decoder.step(tokens, len(prompts[-1]) + step)
+
+    def _decoder(self, prompts: list[EncodedText], samples: Tensor, cache: Cache, deltas: Tensor | None) -> Decoder:
+        """Decodes behind P prompts, sorted by length, each with (P,) samples in the cache of R rows."""
+        shortest, longest = len(prompts[0]), len(prompts[-1])
+        padding = torch.tensor([longest - len(prompt) for prompt in prompts], device=samples.device)
+        padding = padding.repeat_interleave(samples)  # (R,)
+        if self.cuda_graphs:
+            return StaticDecoder(self.model, cache, padding)
+        return Decoder(self.model, cache, padding, shortest < longest, deltas)
 
     def _prefill(self, prompts: list[EncodedText], samples: Tensor) -> tuple[Cache, Tensor, Tensor | None]:
         """The cache with one row per sample, and the logits (P, V) after each prompt.

@@ -162,8 +162,11 @@ def test_the_largest_unit_is_what_a_forward_of_it_computes(group):
 def micro_batches(batch, options, counts=(), dummy=None):
     """Those of a rank, where others need as many as `counts` say."""
     world = copy.copy(start("cpu"))
-    world.gather = lambda thing: [thing, *(counts or (0,))]
-    return list(MicroBatcher(*options).micro_batches(batch, batch[:1] if dummy is None else dummy, world, None))
+    calls = []
+    world.gather = lambda thing: calls.append(thing) or [thing, *((count, 0) for count in counts)]
+    found = list(MicroBatcher(*options).micro_batches(batch, batch[:1] if dummy is None else dummy, world, None))
+    assert len(calls) == 1, "ranks wait for each other once"
+    return found
 
 
 @pytest.mark.parametrize("packing", [False, True])

@@ -82,8 +82,8 @@ class Rounds(HFEngine):
 
 
 class ComputesInBfloat16(HFEngine):
-    def __init__(self, context, max_rows, dtype):
-        super().__init__(replace(context, dtype=torch.bfloat16), max_rows, dtype)
+    def __init__(self, context, max_rows, dtype, cuda_graphs):
+        super().__init__(replace(context, dtype=torch.bfloat16), max_rows, dtype, cuda_graphs)
 
 
 class Lies(HFEngine):

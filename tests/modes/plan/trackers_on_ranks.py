@@ -31,7 +31,7 @@ def watched(world: World, mode: SkipCompute | None) -> dict[str, dict[str, int]]
             tensors = [tensor for _, tensor in actor.weights()]
         assert tensors
         del tensors
-        engine = HFEngine(engine_context(actor.plain_model(), actor.tokenizer, computes=torch.bfloat16), 8, None)
+        engine = HFEngine(engine_context(actor.plain_model(), actor.tokenizer, computes=torch.bfloat16), 8, None, False)
         for stage in ("sync", "another sync"):
             with tracker.stage(stage):
                 engine.update_weights(0, actor.weights(engine.gather_options))

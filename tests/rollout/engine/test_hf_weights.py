@@ -57,7 +57,7 @@ def bare(dtype, own=None):
     """An engine without weights, whose trainer computes in a dtype, and weights for it in float32."""
     model = build().float()
     weights = {key: value.clone() for key, value in model.state_dict().items()}
-    return HFEngine(engine_context(model, word_tokenizer(VOCABULARY), computes=dtype), 64, own), weights
+    return HFEngine(engine_context(model, word_tokenizer(VOCABULARY), computes=dtype), 64, own, False), weights
 
 
 def held(engine):

@@ -1,6 +1,11 @@
 """FlashAttention's functions in plain torch, by the signatures of the packages, in any dtype."""
 
+import sys
+from types import SimpleNamespace
+
 import torch
+
+from rft.actor.packing.kernels import choose, flash
 
 
 def masked_products(q, k, query_ends, key_ends, scale, causal, window, softcap):
@@ -126,3 +131,26 @@ def aten_backward(
     window = tuple(-1 if size is None else size for size in (window_size_left, window_size_right))
     ends = cum_seq_q, cum_seq_k
     return backward(grad_out, query, key, value, out, logsumexp, *ends, scale, is_causal, window, 0.0)
+
+
+PACKAGES = {
+    "flash_attn": {"_flash_attn_varlen_forward": second_forward, "_flash_attn_varlen_backward": second_backward},
+    "flash_attn_interface": {"_flash_attn_forward": third_forward, "_flash_attn_backward": third_backward},
+}
+KERNELS = (*PACKAGES, "varlen")
+
+
+def install_package(name, patch):
+    """Lets a package of FlashAttention be installed, with the functions above."""
+    module = "flash_attn.flash_attn_interface" if name == "flash_attn" else name
+    patch.setitem(sys.modules, module, SimpleNamespace(**PACKAGES[name]))
+    patch.setattr(flash, "flash_package", lambda: name)
+
+
+def install(name, patch):
+    """Lets packed rows attend by the kernel of a package of PACKAGES, or by varlen, on a CPU."""
+    if name in PACKAGES:
+        install_package(name, patch)
+    patch.setattr(torch.ops.aten, "_flash_attention_forward", aten_forward)
+    patch.setattr(torch.ops.aten, "_flash_attention_backward", aten_backward)
+    patch.setattr(choose, "kernels_to_try", lambda *_: ["flash" if name in PACKAGES else name])

@@ -12,7 +12,7 @@ from rft.actor.packing.kernels.flash import FlashKernel
 from rft.actor.packing.kernels.sdpa import SdpaKernel
 from rft.actor.packing.kernels.varlen import VarlenKernel
 from rft.strategy.attention import ORDER, Attention
-from tests.actor.packing.kernels.references import aten_backward, aten_forward
+from tests.actor.packing.kernels.references import aten_backward, install
 
 CPU = torch.device("cpu")
 NEEDS = AttentionNeeds(softcap=False, sinks=True, windows=True, width=16, heads=4, key_heads=2)
@@ -71,8 +71,7 @@ def test_what_a_kernel_cannot_compute_is_named():
 
 def test_a_kernel_that_computes_something_else_is_not_used(monkeypatch):
     """The run is on this device, for which the kernels of a GPU are stood in for."""
-    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", aten_forward)
-    monkeypatch.setattr(torch.ops.aten, "_flash_attention_backward", aten_backward)
+    install("varlen", monkeypatch)
     monkeypatch.setattr(choose, "kernels_to_try", lambda *_: ["varlen", "sdpa"])
     assert type(choose_kernel(strategy(), NEEDS, "actor")) is VarlenKernel
 

@@ -1,32 +1,23 @@
 """FlashAttention 2 and 3: their calls by references with the signatures of the packages."""
 
-import sys
-from types import SimpleNamespace
-
 import pytest
 import torch
 
-from rft.actor.packing.kernels import flash
 from rft.actor.packing.kernels.base import AttentionRule
 from rft.actor.packing.kernels.flash import FlashKernel
 from rft.actor.packing.kernels.sdpa import SdpaKernel
 from rft.actor.packing.layout import PackedSegment
 from tests.actor.packing.kernels.models import CASES, check_model
-from tests.actor.packing.kernels.references import second_backward, second_forward, third_backward, third_forward
+from tests.actor.packing.kernels.references import PACKAGES, install_package
 
-SECOND = {"_flash_attn_varlen_forward": second_forward, "_flash_attn_varlen_backward": second_backward}
-THIRD = {"_flash_attn_forward": third_forward, "_flash_attn_backward": third_backward}
 SEGMENTS = (PackedSegment(1, 2), PackedSegment(3, 2, prefix=0), PackedSegment(1, 5, prefix=0), PackedSegment(2, 7))
 
 
-@pytest.fixture(params=["flash_attn", "flash_attn_interface"])
+@pytest.fixture(params=PACKAGES)
 def kernel(request, monkeypatch):
-    second = request.param == "flash_attn"
-    module = "flash_attn.flash_attn_interface" if second else "flash_attn_interface"
-    monkeypatch.setitem(sys.modules, module, SimpleNamespace(**(SECOND if second else THIRD)))
-    monkeypatch.setattr(flash, "flash_package", lambda: request.param)
+    install_package(request.param, monkeypatch)
     made = FlashKernel()
-    assert made.third != second
+    assert made.third != (request.param == "flash_attn")
     return made
 
 

@@ -1,0 +1,119 @@
+"""Sampling by rollout=hf with CUDA graphs beside sampling without: the same tokens, and the time of a token."""
+
+import statistics
+import time
+from functools import partial
+from typing import Any
+
+from gpu.checks import Check, FailedError, Found, Setting
+from gpu.jobs import SHAPES
+from gpu.speed import CPU, QWEN, VOCABULARY, save_tokenizer
+
+PROMPTS = {"few rows": 8, "many rows": 128}
+TOKENS = {True: 8, False: 256}  # of an answer, on a CPU or not
+DIFFERENCE = 1e-3  # of log-probabilities in float32, in nats
+SAME = 0.9  # of the answers have the same tokens; a draw near a bound may fall to either side
+
+
+def checks() -> list[Check]:
+    """The checks of this file."""
+    found = [Check("graphs:same", "tokens with CUDA graphs and without, float32", compare, rank=5, seconds=150)]
+    for name, rows in PROMPTS.items():
+        title = f"time of a token with CUDA graphs and without, {rows} rows, Qwen2.5-1.5B's shape, bfloat16"
+        found.append(Check(f"graphs:{name}", title, partial(measure, rows), rank=22, seconds=200, cuda=rows > 8))
+    return found
+
+
+def compare(setting: Setting) -> Found:
+    """Answers of several lengths, before and after new weights."""
+    import torch
+
+    shape = SHAPES["small"] | {"model_type": "qwen3"}
+    same, largest, answers = 0, 0.0, 0
+    plain, graphs = (engine_of(shape, torch.float32, setting, cuda_graphs) for cuda_graphs in (False, True))
+    for version in (1, 2):
+        with_weights([plain, graphs], version)
+        found, expected = (generate(engine, 8, setting, varied=True) for engine in (graphs, plain))
+        for one, other in zip(found, expected, strict=True):
+            equal = [a == b for a, b in zip(one.tokens, other.tokens, strict=False)]
+            common = [*equal, False].index(False)
+            pairs = zip(one.logprobs[:common], other.logprobs[:common], strict=True)
+            largest = max([largest, *(abs(a - b) for a, b in pairs)])
+            same, answers = same + (one.tokens == other.tokens), answers + 1
+    if not largest <= DIFFERENCE or same < SAME * answers:
+        raise FailedError(f"{same} of {answers} answers are the same, log-probabilities differ by {largest:.1e}")
+    numbers = {"same": same / answers, "difference": largest}
+    return Found(f"{same} of {answers} answers are the same, log-probabilities differ by {largest:.1e}", numbers)
+
+
+def measure(rows: int, setting: Setting) -> Found:
+    """Milliseconds of a token, prefill and recording included."""
+    import torch
+
+    shape = QWEN | (CPU if setting.cpu else {}) | {"tie_word_embeddings": True}
+    numbers: dict[str, Any] = {"rows": rows}
+    for name, cuda_graphs in (("plain_ms", False), ("graphs_ms", True)):
+        engine = engine_of(shape, torch.bfloat16, setting, cuda_graphs)
+        with_weights([engine], 1)
+        seconds = []
+        for _ in range(3):
+            started = time.perf_counter()
+            generate(engine, rows, setting, varied=False)
+            seconds.append(time.perf_counter() - started)
+        numbers[name] = 1e3 * statistics.median(seconds[1:]) / TOKENS[setting.cpu]
+        numbers[f"{name}_first"] = 1e3 * seconds[0] / TOKENS[setting.cpu]
+        del engine
+    ratio = numbers["plain_ms"] / numbers["graphs_ms"]
+    figure = f"{numbers['plain_ms']:.2f} ms a token, {numbers['graphs_ms']:.2f} ms with graphs, {ratio:.1f} times"
+    return Found(figure, numbers)
+
+
+def engine_of(shape: dict[str, Any], dtype: Any, setting: Setting, cuda_graphs: bool) -> Any:
+    """The engine of rollout=hf, without weights; on a CPU it computes the static steps without a graph."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from rft.data.encode.tokenizer import pretrained
+    from rft.distributed import start
+    from rft.rollout.engine.base import EngineContext
+    from rft.rollout.engine.hf import HFEngine
+
+    words = 512 if setting.cpu else VOCABULARY
+    save_tokenizer(setting.folder / "tokenizer", words)
+    tokenizer = pretrained(path=str(setting.folder / "tokenizer"))
+    config = AutoConfig.for_model(**shape, vocab_size=words, eos_token_id=None, pad_token_id=0, bos_token_id=None)
+    world = start("cpu" if setting.cpu else "cuda")
+    with world.device:
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    context = EngineContext(world, model, tokenizer, setting.folder, {}, None, dtype)
+    return HFEngine(context, max_rows=256, dtype=None, cuda_graphs=cuda_graphs)
+
+
+def with_weights(engines: list[Any], version: int) -> None:
+    """The same drawn weights for all engines, others for each version."""
+    import torch
+
+    shared = engines[0].model
+    draw = torch.Generator(shared.device).manual_seed(version)
+    drawn = {
+        name: (parameter.dim() == 1) + torch.randn(parameter.shape, generator=draw, device=shared.device) * 0.05
+        for name, parameter in shared.named_parameters()
+    }
+    for engine in engines:
+        engine.sleep()
+        engine.update_weights(version, drawn.items())
+
+
+def generate(engine: Any, rows: int, setting: Setting, varied: bool) -> list[Any]:
+    """A completion for each of so many prompts; `varied`: of several lengths, and four for each prompt."""
+    from rft.rollout.engine.base import Request
+    from rft.rollout.engine.sampling import Sampling
+
+    most = TOKENS[setting.cpu]
+    sampling = Sampling(max_new_tokens=most, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, stop=[], first_token=None)
+    limits = [most, most // 2, most // 4, 2] if varied else [most]
+    lengths = [17 * row % 64 + 1 if varied else 64 for row in range(rows)]
+    seeds = [[len(limits) * row + sample for sample in range(len(limits))] for row in range(rows)]
+    requests = [Request(list(range(5, 5 + length)), own, limits) for length, own in zip(lengths, seeds, strict=True)]
+    return [completion for group in engine.generate(requests, sampling) for completion in group]
