@@ -1,8 +1,9 @@
 """Weights to servers over process groups. Each group holds rank 0 and the workers of one server, so that no server can
 block another. Tensors come from the files of the weight store, in buckets; a server gets only tensors that it lacks.
+On one machine they may go through memory that rank 0 and the workers share; the group then only says when.
 
-Memory of rank 0: less than two buckets a server, three where only changed elements are sent. A bucket has `BUCKET`
-bytes, or those of its only tensor.
+Memory of rank 0: less than two buckets a server, three where only changed elements are sent or memory is shared. A
+bucket has `BUCKET` bytes, or those of its only tensor; shared memory has at most `BUCKET` bytes.
 """
 
 import asyncio
@@ -30,8 +31,10 @@ from rft.rollout.server.remote.rft_receiver import (
     join,
     own_address,
     pack,
+    room,
     sealed,
 )
+from rft.rollout.server.remote.rft_shared_memory import Handle, SharedMemory
 from rft.rollout.server.weight_store import StoredTensor, WeightVersion
 
 BUCKET = 2**28
@@ -61,12 +64,13 @@ class BroadcastGroup:
     Args:
         client: of the server.
         devices: the device type of every worker.
-        device: of rank 0. The group uses NCCL if all members have GPUs, else gloo.
+        device: of rank 0. The group uses NCCL if all members have GPUs and share no memory, else gloo.
         timeout_s: deadline of the rendezvous, and of every bucket.
         deltas: the workers keep copies of the tensors, so that later only changed elements are sent.
+        shares_memory: tensors go through memory of this machine.
 
     Attributes:
-        device: where rank 0 holds a tensor while it is sent.
+        device: where rank 0 holds a tensor while it is sent; shared memory is there too.
         timeout_s: see above.
         sent: bytes that have been sent.
         rendezvous: for the workers.
@@ -74,9 +78,16 @@ class BroadcastGroup:
     """
 
     def __init__(
-        self, client: ServerClient, devices: list[str], device: torch.device, timeout_s: float, deltas: bool
+        self,
+        client: ServerClient,
+        devices: list[str],
+        device: torch.device,
+        timeout_s: float,
+        deltas: bool,
+        shares_memory: bool,
     ) -> None:
-        backend = "nccl" if {device.type, *devices} == {"cuda"} else "gloo"
+        on_gpus = {device.type, *devices} == {"cuda"}
+        backend = "nccl" if on_gpus and not shares_memory else "gloo"  # NCCL refuses two members on one GPU
         limit = timedelta(seconds=timeout_s)
         address = own_address(client.host, client.port)
         listening = socket.create_server((address, 0))  # TCPStore itself listens on all interfaces
@@ -85,8 +96,10 @@ class BroadcastGroup:
             address, port, is_master=True, wait_for_workers=False, timeout=limit, master_listen_fd=listening.detach()
         )
         self._client = client
-        self.device = device if backend == "nccl" else torch.device("cpu")
+        self.device = device if on_gpus else torch.device("cpu")
         self._group: Any = None
+        self._shares_memory = shares_memory
+        self._memory: SharedMemory | None = None
         self.timeout_s = timeout_s
         self.sent = 0
         self.copies: dict[str, str] | None = {} if deltas else None
@@ -107,27 +120,53 @@ class BroadcastGroup:
             about = self.rendezvous
             group = join(self._store, about.name, 0, about.size, about.backend, self.timeout_s, about.address)
             if authenticated:
-                authenticate(group, 0, about.size, about.token, self.device, self.timeout_s)
+                device = self.device if about.backend == "nccl" else torch.device("cpu")
+                authenticate(group, 0, about.size, about.token, device, self.timeout_s)
             self._group = group
 
         return await self._during(call, join_group)
 
+    def share(self, buckets: list["Bucket"]) -> list[Handle] | None:
+        """Makes the memory through which `send` sends buckets.
+
+        Returns:
+            A handle for each worker; None if the group itself sends.
+
+        Raises:
+            RequestFailed: there is not enough memory, or it cannot be shared.
+        """
+        if not self._shares_memory:
+            return None
+        size = max(room(bucket.about(), [WHOLE] * len(bucket.names))[1] for bucket in buckets)
+        try:
+            self._memory = SharedMemory(min(size, BUCKET), self.device)
+            return [self._memory.handle() for _ in range(self.rendezvous.size - 1)]
+        except (RuntimeError, OSError) as error:
+            raise RequestFailed(f"{self._client.name}: memory for its weights: {error}") from error
+
     async def send(self, tensors: Iterable[Tensor], call: Coroutine[Any, Any, Any]) -> Any:
         """Broadcasts tensors, one after another, while a call lets the workers receive; returns what the call returns.
+        Afterwards it releases the memory of `share`.
 
         Raises:
             RequestFailed: not all tensors were sent; or what the call raises.
         """
-        group = self._group
+        group, memory = self._group, self._memory
+        shared = memory.data if memory is not None else None
 
         def broadcast_all() -> None:
             for tensor in tensors:
                 if self._group is None:
                     break
-                broadcast(group, tensor.to(self.device), self.timeout_s)
+                broadcast(group, tensor.to(self.device), self.timeout_s, shared)
                 self.sent += tensor.nbytes
 
-        return await self._during(call, broadcast_all)
+        try:
+            return await self._during(call, broadcast_all)
+        finally:
+            if memory is not None:
+                memory.close()
+                self._memory = None
 
     async def _during(self, call: Coroutine[Any, Any, Any], work: Callable[[], None]) -> Any:
         """Does blocking work in a thread while the server answers a call. Only its deadline ends the thread, so it is a
@@ -183,7 +222,7 @@ class Connection:
 
     def __init__(self, client: ServerClient, join: Join, device: torch.device, options: Servers) -> None:
         def make(devices: list[str]) -> BroadcastGroup:
-            return BroadcastGroup(client, devices, device, options.sync_s, options.deltas)
+            return BroadcastGroup(client, devices, device, options.sync_s, options.deltas, options.transport == "ipc")
 
         self._join = partial(join, client, make)
         self._group: BroadcastGroup | None = None

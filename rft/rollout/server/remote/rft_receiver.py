@@ -1,4 +1,5 @@
-"""The receiving end of a process group for weights, as it runs in a server's workers.
+"""The receiving end of a process group for weights, as it runs in a server's workers. Where all are on one machine the
+members may share memory: the bytes then go through it, and the group only says when.
 
 It needs torch alone, and has a folder of its own: a server with this folder in PYTHONPATH imports it without the rest
 of the package. `Receiver` is mixed into vLLM's worker (`--worker-extension-cls
@@ -8,7 +9,7 @@ loads with the same one.
 
 import hashlib
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from math import prod
 from typing import Any
@@ -16,12 +17,18 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed import (
+    BarrierOptions,
     BroadcastOptions,
     PrefixStore,
     ProcessGroupGloo,
     Store,
     TCPStore,
 )
+
+if __package__:
+    from rft.rollout.server.remote.rft_shared_memory import Handle, attach
+else:  # in a server
+    from rft_shared_memory import Handle, attach  # type: ignore[import-not-found, no-redef]
 
 About = list[tuple[str, str, list[int]]]  # name, dtype and shape of every tensor of a bucket
 WHOLE = -1  # instead of a number of changed elements: the whole tensor is sent
@@ -81,9 +88,33 @@ def group_token(name: str, key: str) -> str:
     return f"{name} {key}"
 
 
-def broadcast(group: Any, tensor: Tensor, timeout_s: float) -> None:
-    """Sends a tensor from rank 0 to all others. Raises RuntimeError where that fails or exceeds the time."""
-    group.broadcast([tensor], BroadcastOptions()).wait(timedelta(seconds=timeout_s))
+def broadcast(group: Any, tensor: Tensor, timeout_s: float, memory: Tensor | None = None) -> None:
+    """Sends a tensor from rank 0 to all others. Raises RuntimeError where that fails or exceeds the time.
+
+    Args:
+        tensor: (n,) uint8 if there is memory.
+        memory: which all members have mapped, (m,) uint8: the tensor goes through it, m bytes at a time.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    if memory is None:
+        group.broadcast([tensor], BroadcastOptions()).wait(timeout)
+        return
+    for piece in tensor.split(len(memory)):
+        if group.rank() == 0:
+            _copy(memory, piece)
+        group.barrier(BarrierOptions()).wait(timeout)  # rank 0 has written
+        if group.rank() != 0:
+            _copy(piece, memory)
+        group.barrier(BarrierOptions()).wait(timeout)  # all others have read
+
+
+def _copy(to: Tensor, source: Tensor) -> None:
+    """Copies as many elements as the shorter tensor has, and waits for GPUs: a barrier does not."""
+    length = min(len(to), len(source))
+    to[:length].copy_(source[:length])
+    for device in {to.device, source.device}:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
 
 
 def room(about: About, changed: list[int]) -> tuple[list[int], int]:
@@ -271,47 +302,61 @@ class Receiver:
         """See `load_weights`."""
         return load_weights(self, **source)
 
-    def rft_receive(self, buckets: list[About], backend: str, timeout_s: float, deltas: bool) -> list[str]:
+    def rft_receive(
+        self, buckets: list[About], backend: str, timeout_s: float, deltas: bool, memory: list[Handle] | None = None
+    ) -> list[str]:
         """Receives weights and loads them.
 
         Args:
             deltas: each bucket is preceded by the numbers of changed elements, and copies are kept.
+            memory: a handle for each worker, of memory through which the weights come; None: the group sends them.
 
         Returns:
             The parameters that got no weights.
 
         Raises:
-            RuntimeError: they did not arrive, or were damaged. The loaded weights are unusable then.
+            RuntimeError: they did not arrive, or were damaged, and the loaded weights are unusable; or this worker
+                cannot map the memory.
         """
         if self.rft_group is None:
             raise RuntimeError("it is in no process group")
+        try:
+            mapped = attach(memory[self.rank]) if memory is not None else None
+        except RuntimeError:
+            self.rft_group = None  # so that the other members do not wait
+            raise
+        on_gpu = backend == "nccl" or (mapped is not None and mapped.is_cuda)
+        device = self.device if on_gpu else torch.device("cpu")
         failures: list[str] = []
+
+        def take(length: int) -> Tensor:
+            return self._rft_take(length, device, timeout_s, mapped)
+
         # An iterator that raises would interrupt vLLM's loader in a state in which the next load fails.
-        missing = self.rft_load(weights_iterator=self._rft_arriving(buckets, backend, timeout_s, deltas, failures))
+        missing = self.rft_load(weights_iterator=self._rft_arriving(buckets, take, deltas, failures))
         if failures:
             self.rft_group = None
             raise RuntimeError(failures[0])
         return missing
 
     def _rft_arriving(
-        self, buckets: list[About], backend: str, timeout_s: float, deltas: bool, failures: list[str]
+        self, buckets: list[About], take: Callable[[int], Tensor], deltas: bool, failures: list[str]
     ) -> Iterator[tuple[str, Tensor]]:
-        device = self.device if backend == "nccl" else torch.device("cpu")
         for number, about in enumerate(buckets):
             changed = [WHOLE] * len(about)
             try:
                 if deltas:
-                    changed = self._rft_take(8 * len(about) + 8, device, timeout_s)[:-8].view(torch.int64).tolist()
-                packed = self._rft_take(room(about, changed)[1], device, timeout_s)
+                    changed = take(8 * len(about) + 8)[:-8].view(torch.int64).tolist()
+                packed = take(room(about, changed)[1])
             except RuntimeError as error:
                 failures.append(f"bucket {number} of {len(buckets)}: {error}")
                 return
             yield from unpack(about, changed, packed, self.rft_copies if deltas else None)
 
-    def _rft_take(self, length: int, device: torch.device, timeout_s: float) -> Tensor:
+    def _rft_take(self, length: int, device: torch.device, timeout_s: float, mapped: Tensor | None) -> Tensor:
         """The next bytes (length,) uint8. Raises RuntimeError where they do not arrive, or are damaged."""
         data = torch.empty(length, dtype=torch.uint8, device=device)
-        broadcast(self.rft_group, data, timeout_s)
+        broadcast(self.rft_group, data, timeout_s, mapped)
         if not torch.equal(checksum(data[:-8]), data[-8:].view(torch.int64)):
             raise RuntimeError("it is not as it was sent")
         return data
