@@ -339,7 +339,8 @@ class VLLMApi:
         elif buckets := missing_tensors(weights, before):
             arguments = {"backend": group.rendezvous.backend, "timeout_s": group.timeout_s}
             arguments |= {"buckets": [bucket.about() for bucket in buckets], "deltas": group.copies is not None}
-            arguments |= {"memory": group.share(buckets)}
+            if handles := group.share(buckets):
+                await self._workers(client, "rft_map", kwargs={"handles": handles})
             messages = (part for bucket in buckets for part in bucket.messages(before, group.copies, group.device))
             missing = await group.send(messages, self._workers(client, "rft_receive", kwargs=arguments))
             if before is None:  # else only the layers that have changed are sent

@@ -126,17 +126,17 @@ class BroadcastGroup:
 
         return await self._during(call, join_group)
 
-    def share(self, buckets: list["Bucket"]) -> list[Handle] | None:
+    def share(self, buckets: list["Bucket"]) -> list[Handle]:
         """Makes the memory through which `send` sends buckets.
 
         Returns:
-            A handle for each worker; None if the group itself sends.
+            A handle for each worker; nothing if the group itself sends.
 
         Raises:
             RequestFailed: there is not enough memory, or it cannot be shared.
         """
         if not self._shares_memory:
-            return None
+            return []
         size = max(room(bucket.about(), [WHOLE] * len(bucket.names))[1] for bucket in buckets)
         try:
             self._memory = SharedMemory(min(size, BUCKET), self.device)
@@ -151,22 +151,19 @@ class BroadcastGroup:
         Raises:
             RequestFailed: not all tensors were sent; or what the call raises.
         """
-        group, memory = self._group, self._memory
-        shared = memory.data if memory is not None else None
+        group, memory = self._group, self._memory.data if self._memory is not None else None
 
         def broadcast_all() -> None:
             for tensor in tensors:
                 if self._group is None:
                     break
-                broadcast(group, tensor.to(self.device), self.timeout_s, shared)
+                broadcast(group, tensor.to(self.device), self.timeout_s, memory)
                 self.sent += tensor.nbytes
 
         try:
             return await self._during(call, broadcast_all)
         finally:
-            if memory is not None:
-                memory.close()
-                self._memory = None
+            self._release()
 
     async def _during(self, call: Coroutine[Any, Any, Any], work: Callable[[], None]) -> Any:
         """Does blocking work in a thread while the server answers a call. Only its deadline ends the thread, so it is a
@@ -203,8 +200,14 @@ class BroadcastGroup:
         if self.copies is not None:
             self.copies |= {name: bucket.weights.tensors[name].digest for bucket in buckets for name in bucket.names}
 
+    def _release(self) -> None:
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
+
     def close(self) -> None:
         """Leaves the group; the workers notice that their connections close."""
+        self._release()
         if self.rendezvous.backend == "nccl" and self._group is not None:
             self._group.abort()
         self._group = None

@@ -280,19 +280,31 @@ class Receiver:
     device: torch.device
     model_config: Any
     rft_group: Any = None
+    rft_memory: Tensor | None = None
     rft_copies: dict[str, Tensor]
 
     def rft_join(
         self, address: str, port: int, name: str, size: int, backend: str, token: str, timeout_s: float
     ) -> None:
         """Joins rank 0 and the other workers, as the worker's rank plus one; leaves any earlier group."""
-        self.rft_group, self.rft_copies = None, {}
+        self.rft_group, self.rft_copies, self.rft_memory = None, {}, None
         limit = timedelta(seconds=timeout_s)
         store = TCPStore(address, port, is_master=False, timeout=limit)
         group = join(store, name, self.rank + 1, size, backend, timeout_s, own_address(address, port))
         device = self.device if backend == "nccl" else torch.device("cpu")
         authenticate(group, self.rank + 1, size, token, device, timeout_s)
         self.rft_group = group
+
+    def rft_map(self, handles: list[Handle]) -> None:
+        """Maps memory of rank 0, through which the next weights come.
+
+        Args:
+            handles: one for each worker.
+
+        Raises:
+            RuntimeError: this worker cannot map it; names the cause and the cure.
+        """
+        self.rft_memory = attach(handles[self.rank])
 
     def rft_attends_ahead(self) -> list[str]:
         """The architecture of the model if each token of a medium attends to all of it; otherwise nothing."""
@@ -302,35 +314,27 @@ class Receiver:
         """See `load_weights`."""
         return load_weights(self, **source)
 
-    def rft_receive(
-        self, buckets: list[About], backend: str, timeout_s: float, deltas: bool, memory: list[Handle] | None = None
-    ) -> list[str]:
-        """Receives weights and loads them.
+    def rft_receive(self, buckets: list[About], backend: str, timeout_s: float, deltas: bool) -> list[str]:
+        """Receives weights and loads them. Afterwards it releases the memory of `rft_map`.
 
         Args:
             deltas: each bucket is preceded by the numbers of changed elements, and copies are kept.
-            memory: a handle for each worker, of memory through which the weights come; None: the group sends them.
 
         Returns:
             The parameters that got no weights.
 
         Raises:
-            RuntimeError: they did not arrive, or were damaged, and the loaded weights are unusable; or this worker
-                cannot map the memory.
+            RuntimeError: they did not arrive, or were damaged. The loaded weights are unusable then.
         """
         if self.rft_group is None:
             raise RuntimeError("it is in no process group")
-        try:
-            mapped = attach(memory[self.rank]) if memory is not None else None
-        except RuntimeError:
-            self.rft_group = None  # so that the other members do not wait
-            raise
-        on_gpu = backend == "nccl" or (mapped is not None and mapped.is_cuda)
+        memory, self.rft_memory = self.rft_memory, None
+        on_gpu = backend == "nccl" or (memory is not None and memory.is_cuda)
         device = self.device if on_gpu else torch.device("cpu")
         failures: list[str] = []
 
         def take(length: int) -> Tensor:
-            return self._rft_take(length, device, timeout_s, mapped)
+            return self._rft_take(length, device, timeout_s, memory)
 
         # An iterator that raises would interrupt vLLM's loader in a state in which the next load fails.
         missing = self.rft_load(weights_iterator=self._rft_arriving(buckets, take, deltas, failures))
@@ -353,10 +357,10 @@ class Receiver:
                 return
             yield from unpack(about, changed, packed, self.rft_copies if deltas else None)
 
-    def _rft_take(self, length: int, device: torch.device, timeout_s: float, mapped: Tensor | None) -> Tensor:
+    def _rft_take(self, length: int, device: torch.device, timeout_s: float, memory: Tensor | None) -> Tensor:
         """The next bytes (length,) uint8. Raises RuntimeError where they do not arrive, or are damaged."""
         data = torch.empty(length, dtype=torch.uint8, device=device)
-        broadcast(self.rft_group, data, timeout_s, mapped)
+        broadcast(self.rft_group, data, timeout_s, memory)
         if not torch.equal(checksum(data[:-8]), data[-8:].view(torch.int64)):
             raise RuntimeError("it is not as it was sent")
         return data

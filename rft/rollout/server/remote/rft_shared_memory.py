@@ -83,7 +83,7 @@ def _attach_gpu(handle: Handle) -> Tensor:
     visible = {uuid_of(torch.device("cuda", index)): index for index in range(torch.cuda.device_count())}
     if handle["device"] not in visible:
         raise RuntimeError(
-            f"this process does not see the GPU of rank 0, {handle['device']}, but {', '.join(visible) or 'none'}; add it "
+            f"this process does not see the GPU of rank 0, {handle['device']}, only {', '.join(visible)}; add it "
             f"to the server's CUDA_VISIBLE_DEVICES, or {CURE}"
         )
     index = visible[handle["device"]]
