@@ -341,7 +341,7 @@ class VLLMApi:
             arguments |= {"buckets": [bucket.about() for bucket in buckets], "deltas": group.copies is not None}
             if handles := group.share(buckets):
                 await self._workers(client, "rft_map", kwargs={"handles": handles})
-            messages = (part for bucket in buckets for part in bucket.messages(before, group.copies, group.device))
+            messages = (part for bucket in buckets for part in bucket.messages(before, group))
             missing = await group.send(messages, self._workers(client, "rft_receive", kwargs=arguments))
             if before is None:  # else only the layers that have changed are sent
                 check_loaded(client, missing)

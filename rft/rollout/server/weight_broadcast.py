@@ -2,8 +2,8 @@
 block another. Tensors come from the files of the weight store, in buckets; a server gets only tensors that it lacks.
 On one machine they may go through memory that rank 0 and the workers share; the group then only says when.
 
-Memory of rank 0: less than two buckets a server, three where only changed elements are sent or memory is shared. A
-bucket has `BUCKET` bytes, or those of its only tensor; shared memory has at most `BUCKET` bytes.
+Memory of rank 0: less than two buckets a server, three where only changed elements are sent. A bucket has `BUCKET`
+bytes, or those of its only tensor.
 """
 
 import asyncio
@@ -127,7 +127,7 @@ class BroadcastGroup:
         return await self._during(call, join_group)
 
     def share(self, buckets: list["Bucket"]) -> list[Handle]:
-        """Makes the memory through which `send` sends buckets.
+        """Makes the memory through which `send` sends buckets, one after another.
 
         Returns:
             A handle for each worker; nothing if the group itself sends.
@@ -139,10 +139,16 @@ class BroadcastGroup:
             return []
         size = max(room(bucket.about(), [WHOLE] * len(bucket.names))[1] for bucket in buckets)
         try:
-            self._memory = SharedMemory(min(size, BUCKET), self.device)
+            self._memory = SharedMemory(size, self.device)
             return [self._memory.handle() for _ in range(self.rendezvous.size - 1)]
         except (RuntimeError, OSError) as error:
             raise RequestFailed(f"{self._client.name}: memory for its weights: {error}") from error
+
+    def empty(self, length: int) -> Tensor:
+        """Bytes (length,) uint8 for a message: the first ones of the memory of `share`, if there is some."""
+        if self._memory is not None:
+            return self._memory.data[:length]
+        return torch.empty(length, dtype=torch.uint8, device=self.device)
 
     async def send(self, tensors: Iterable[Tensor], call: Coroutine[Any, Any, Any]) -> Any:
         """Broadcasts tensors, one after another, while a call lets the workers receive; returns what the call returns.
@@ -271,23 +277,22 @@ class Bucket:
         """Reads the tensors from their files, one after another."""
         return (self.weights.read(name) for name in self.names)
 
-    def messages(
-        self, before: WeightVersion | None, copies: dict[str, str] | None, device: torch.device
-    ) -> Iterator[Tensor]:
-        """The messages to `Receiver`, on a device: with copies the counts of changed elements, then the packed tensors.
+    def messages(self, before: WeightVersion | None, group: BroadcastGroup) -> Iterator[Tensor]:
+        """The messages to `Receiver`: with copies the counts of changed elements, then the packed tensors.
 
         Args:
             before: what the workers have, None where that is unknown.
-            copies: digests of what they have copies of, or None; see `BroadcastGroup`.
+            group: of the workers, which may have copies.
         """
-        about = self.about()
+        about, copies = self.about(), group.copies
         if copies is None:
-            yield pack(about, [WHOLE] * len(about), ((tensor,) for tensor in self.tensors()), device)
+            whole = [WHOLE] * len(about)
+            yield pack(about, whole, ((tensor,) for tensor in self.tensors()), group.empty(room(about, whole)[1]))
             return
         parts = [self._part(name, before, copies) for name in self.names]
         changed = [len(part[0]) if len(part) > 1 else WHOLE for part in parts]
-        yield sealed(torch.tensor([*changed, 0]).view(torch.uint8).to(device))
-        yield pack(about, changed, parts, device)
+        yield sealed(torch.tensor([*changed, 0]).view(torch.uint8).to(group.device))
+        yield pack(about, changed, parts, group.empty(room(about, changed)[1]))
 
     def _part(self, name: str, before: WeightVersion | None, copies: dict[str, str]) -> tuple[Tensor, ...]:
         new, stored = self.weights.read(name), self.weights.tensors[name]

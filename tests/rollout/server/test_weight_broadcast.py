@@ -1,4 +1,5 @@
-"""Weights that come through process groups and shared memory: what travels, how it is checked, and every message of it that fails."""
+"""Weights that come through process groups and shared memory: what travels, how it is checked, and every message of it
+that fails."""
 
 import glob
 import logging
@@ -71,7 +72,7 @@ def test_a_bucket_is_unpacked_as_it_was_packed():
     tensors = [torch.randn(3), torch.randn(2, 5).bfloat16(), torch.tensor(True), torch.randint(9, (7,))]
     about = [(str(number), str(t.dtype)[6:], list(t.shape)) for number, t in enumerate(tensors)]
     whole = [WHOLE] * 4
-    packed = pack(about, whole, ((tensor,) for tensor in tensors), torch.device("cpu"))
+    packed = pack(about, whole, ((tensor,) for tensor in tensors), torch.empty(136, dtype=torch.uint8))
     assert room(about, whole) == ([0, 16, 48, 64], 64 + 64 + 8)
     for tensor, (_, found) in zip(tensors, unpack(about, whole, packed, None), strict=True):
         assert found.dtype == tensor.dtype and torch.equal(found, tensor)
@@ -86,8 +87,8 @@ def test_changed_elements_alone_make_the_same_bits(dtype):
     assert places.tolist() == [2, 7], "whatever differs in a bit, and nothing else"
     about = [("a", str(dtype)[6:], [4, 5]), ("b", "float32", [1]), ("a", str(dtype)[6:], [4, 5])]
     changed, parts = [2, WHOLE, 0], [(places, values), (torch.ones(1),), (places[:0], values[:0])]
-    packed, copies = pack(about, changed, parts, torch.device("cpu")), {"a": old.view(4, 5).clone()}
-    assert len(packed) == 16 + 16 + 16 + 8 == room(about, changed)[1]
+    assert room(about, changed)[1] == 16 + 16 + 16 + 8
+    packed, copies = pack(about, changed, parts, torch.empty(56, dtype=torch.uint8)), {"a": old.view(4, 5).clone()}
     found = [tensor.clone() for _, tensor in unpack(about, changed, packed, copies)]
     assert found[1].item() == 1.0 and copies["b"].item() == 1.0
     for tensor in (found[0], found[2], copies["a"]):
@@ -134,7 +135,7 @@ def test_layers_travel_whole_and_in_buckets_of_a_bounded_size(tmp_path, monkeypa
     assert missing_tensors(second, second) == []
 
 
-def test_memory_that_is_smaller_than_a_bucket_is_used_again(served, monkeypatch):
+def test_memory_is_used_again_for_every_bucket(served, monkeypatch):
     monkeypatch.setattr(channel, "BUCKET", 48)
     samples, [server] = served("vllm", transport="ipc")
     samples.health()

@@ -92,29 +92,25 @@ def broadcast(group: Any, tensor: Tensor, timeout_s: float, memory: Tensor | Non
     """Sends a tensor from rank 0 to all others. Raises RuntimeError where that fails or exceeds the time.
 
     Args:
-        tensor: (n,) uint8 if there is memory.
-        memory: which all members have mapped, (m,) uint8: the tensor goes through it, m bytes at a time.
+        memory: which all members have mapped, (m,) uint8, and in whose first bytes rank 0 has the tensor: the others
+            copy it. The group must be one of gloo.
     """
     timeout = timedelta(seconds=timeout_s)
     if memory is None:
         group.broadcast([tensor], BroadcastOptions()).wait(timeout)
         return
-    for piece in tensor.split(len(memory)):
-        if group.rank() == 0:
-            _copy(memory, piece)
-        group.barrier(BarrierOptions()).wait(timeout)  # rank 0 has written
-        if group.rank() != 0:
-            _copy(piece, memory)
-        group.barrier(BarrierOptions()).wait(timeout)  # all others have read
+    _synchronize(memory)
+    group.barrier(BarrierOptions()).wait(timeout)  # rank 0 has written
+    if group.rank() != 0:
+        tensor.copy_(memory[: len(tensor)])
+        _synchronize(memory, tensor)
+    group.barrier(BarrierOptions()).wait(timeout)  # all others have read
 
 
-def _copy(to: Tensor, source: Tensor) -> None:
-    """Copies as many elements as the shorter tensor has, and waits for GPUs: a barrier does not."""
-    length = min(len(to), len(source))
-    to[:length].copy_(source[:length])
-    for device in {to.device, source.device}:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+def _synchronize(*tensors: Tensor) -> None:
+    """Waits for the GPUs of tensors, which a barrier of gloo does not."""
+    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+        torch.cuda.synchronize(device)
 
 
 def room(about: About, changed: list[int]) -> tuple[list[int], int]:
@@ -131,14 +127,14 @@ def room(about: About, changed: list[int]) -> tuple[list[int], int]:
     return starts, end + 8
 
 
-def pack(about: About, changed: list[int], parts: Iterable[Sequence[Tensor]], device: torch.device) -> Tensor:
-    """Packs the tensors of a bucket into one on a device, (bytes,) uint8.
+def pack(about: About, changed: list[int], parts: Iterable[Sequence[Tensor]], packed: Tensor) -> Tensor:
+    """Packs the tensors of a bucket into one.
 
     Args:
         parts: of each tensor the whole, or positions (n,) int32 and new values (n,) of changed elements.
+        packed: is filled and returned, (bytes,) uint8, as long as `room` says.
     """
-    starts, length = room(about, changed)
-    packed = torch.zeros(length, dtype=torch.uint8, device=device)
+    starts, _ = room(about, changed)
     for start, tensors in zip(starts, parts, strict=True):
         for tensor in tensors:
             packed[start : start + tensor.nbytes] = tensor.reshape(-1).view(torch.uint8)

@@ -49,8 +49,7 @@ class SharedMemory:
         return {"device": uuid_of(self.data.device), "fields": [_encoded(field) for field in fields]}
 
     def close(self) -> None:
-        """Releases the memory. Memory of a GPU is freed once `data` and what others have mapped are gone too."""
-        del self.data
+        """Ends that others can map it. It is freed once this object, `data` and what others have mapped are gone."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
