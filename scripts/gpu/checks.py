@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-MODULES = ("machine", "training", "speed", "engines")
+MODULES = ("machine", "training", "speed", "engines", "sharing")
 
 
 class FailedError(Exception):
