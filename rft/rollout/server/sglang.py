@@ -75,7 +75,7 @@ class SGLangServers(ServersEngine):
         if options["servers"].transport == "ipc":
             raise ValueError(
                 f"{KEY}.transport=ipc: SGLang takes handles of shared memory as pickles only, which the run does not "
-                "send; set it to folder, or choose rollout=vllm_server"
+                "send; set it to folder or group"
             )
 
     @classmethod
