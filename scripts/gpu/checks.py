@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-MODULES = ("machine", "training", "speed", "compiled", "decoding", "engines")
+MODULES = ("machine", "training", "speed", "compiled", "decoding", "engines", "sharing")
 
 
 class FailedError(Exception):

@@ -229,10 +229,10 @@ class ServersEngine(ServableEngine):
 
         Returns:
             `retries` and `hedged`: groups that were requested again after a failure, and that two servers worked on;
-            with transport=group also `sent_mib`: MiB of weights that were broadcast to servers.
+            unless transport=folder also `sent_mib`: MiB of weights that were sent to the servers' workers.
         """
         found = {name: float(self._counts[name]) for name in ("retries", "hedged")}
-        if self._options.transport == "group":
+        if self._options.transport != "folder":
             sent = self._pool.sent() if self._pool is not None else 0
             found["sent_mib"], self._sent = (sent - self._sent) / 2**20, sent
         self._counts.clear()

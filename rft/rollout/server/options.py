@@ -1,8 +1,10 @@
 """The options that all kinds of servers share: addresses or the number to start, weight transport, retry policy."""
 
 import importlib.util
+import os
 import secrets
 import shutil
+import socket
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -12,6 +14,7 @@ from rft.conditions import ReadIf
 from rft.ranges import Range, Seconds
 from rft.remote.http_client import key_named
 from rft.remote.retry import ServerPolicy
+from rft.rollout.server.remote.rft_receiver import own_address
 from rft.strategy.base import DTYPES
 
 KEY = "rollout.engine.servers"
@@ -29,6 +32,16 @@ def check_addresses(addresses: list[str], key: str) -> None:
         raise ValueError(f"{key}.addresses={addresses}: an address is repeated; name each server once")
 
 
+def is_local(address: str) -> bool:
+    """True if an address, host:port, is of this machine."""
+    host, _, port = address.rpartition(":")
+    try:
+        found = socket.gethostbyname(host)
+        return own_address(found, int(port)) == found
+    except OSError:  # an unknown host, or no way to it
+        return False
+
+
 @dataclass
 class Servers(ServerPolicy):
     """The yaml node `rollout.engine.servers`, which documents the fields."""
@@ -38,7 +51,7 @@ class Servers(ServerPolicy):
     python: Annotated[str | None, ReadIf("count")]
     token: Annotated[str | None, ReadIf("addresses")]
     dtype: Literal["bfloat16", "float16"] | None
-    transport: Literal["folder", "group"]
+    transport: Literal["folder", "group", "ipc"]
     deltas: bool
     sleep: bool
     sync_s: Seconds
@@ -78,9 +91,16 @@ class Servers(ServerPolicy):
                 f"{engine_args.get('dtype')}; set both to the same, or {KEY}.dtype=null"
             )
 
+    def _check_local(self) -> None:
+        if distant := [address for address in self.addresses if not is_local(address)]:
+            raise ValueError(
+                f"{KEY}.transport=ipc: {', '.join(distant)} is not on the machine of rank 0, and only processes of one "
+                f"machine share memory; set {KEY}.transport=group"
+            )
+
     def check_installed(self, package: str, script: str) -> None:
         """Raises a ValueError where the run starts servers and their package or interpreter is missing, or uses running
-        ones and the variable with their key is missing.
+        ones and the variable with their key is missing, or they are on other machines and cannot share memory.
 
         Args:
             package: what servers of this kind need.
@@ -88,6 +108,8 @@ class Servers(ServerPolicy):
         """
         if not self.count:
             key_named(self.token, KEY)
+            if self.transport == "ipc" and os.environ.get("RANK", "0") == "0":  # other ranks share no memory
+                self._check_local()
             return
         if self.python is None and importlib.util.find_spec(package) is None:
             raise ValueError(

@@ -108,7 +108,7 @@ class ServerPool:
             monitor.connection.close()
 
     def sent(self) -> int:
-        """Bytes of weights that have been broadcast to servers."""
+        """Bytes of weights that have been sent to the servers' workers."""
         return sum(monitor.connection.sent() for monitor in self._monitors)
 
     def current(self) -> int:
@@ -260,7 +260,7 @@ class ServerPool:
             raise
 
     async def _load(self, monitor: ServerMonitor, weights: WeightVersion) -> None:
-        before, broadcast = monitor.holds(), self._options.transport == "group"
+        before, broadcast = monitor.holds(), self._options.transport != "folder"
         fresh = before is None and not monitor.asleep
         group = await monitor.connection.group(fresh) if broadcast else None
         await self._server_api.load(monitor.client, weights, before, group)

@@ -2,7 +2,8 @@
 
 A sample depends on its seed alone only where the server computes deterministically, which SGLang does on GPUs
 (`engine_args.enable_deterministic_inference`); elsewhere the server draws with its own seeds.
-Not supported: weights over CUDA IPC or in messages; media that a processor pads, whose padding SGLang 0.5.15 computes.
+Not supported: weights through shared memory, whose handles SGLang takes as pickles only, or in messages; media that a
+processor pads, whose padding SGLang 0.5.15 computes.
 """
 
 import contextlib
@@ -71,6 +72,11 @@ class SGLangServers(ServersEngine):
         super().check(options, sampling)
         if options["servers"].deltas:
             raise ValueError(f"{KEY}.deltas=true: SGLang's servers receive whole tensors only; set it to false")
+        if options["servers"].transport == "ipc":
+            raise ValueError(
+                f"{KEY}.transport=ipc: SGLang takes handles of shared memory as pickles only, which the run does not "
+                "send; set it to folder or group"
+            )
 
     @classmethod
     def check_here(cls, options: dict[str, Any]) -> None:

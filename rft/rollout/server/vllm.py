@@ -1,8 +1,7 @@
-"""vLLM's own server: token ids in and out, weights from a folder or through a process group.
+"""vLLM's own server: token ids in and out, weights from a folder, through a process group or shared memory.
 
 It uses vLLM's endpoints for reinforcement learning (`VLLM_SERVER_DEV_MODE=1`, `--enable-scale-out`). Prompts with media
 are sent before their expansion, with the media; the response has the expanded prompt.
-Not supported: weights over CUDA IPC.
 """
 
 import uuid
@@ -334,7 +333,9 @@ class VLLMApi:
         elif buckets := missing_tensors(weights, before):
             arguments = {"backend": group.rendezvous.backend, "timeout_s": group.timeout_s}
             arguments |= {"buckets": [bucket.about() for bucket in buckets], "deltas": group.copies is not None}
-            messages = (part for bucket in buckets for part in bucket.messages(before, group.copies, group.device))
+            if handles := group.share(buckets):
+                await self._workers(client, "rft_map", kwargs={"handles": handles})
+            messages = (part for bucket in buckets for part in bucket.messages(before, group))
             missing = await group.send(messages, self._workers(client, "rft_receive", kwargs=arguments))
             if before is None:  # else only the layers that have changed are sent
                 check_loaded(client, missing)

@@ -1,5 +1,6 @@
 """Weights to servers over process groups. Each group holds rank 0 and the workers of one server, so that no server can
 block another. Tensors come from the files of the weight store, in buckets; a server gets only tensors that it lacks.
+On one machine they may go through memory that rank 0 and the workers share; the group then only says when.
 
 Memory of rank 0: less than two buckets a server, three where only changed elements are sent. A bucket has `BUCKET`
 bytes, or those of its only tensor.
@@ -30,8 +31,10 @@ from rft.rollout.server.remote.rft_receiver import (
     join,
     own_address,
     pack,
+    room,
     sealed,
 )
+from rft.rollout.server.remote.rft_shared_memory import Handle, SharedMemory
 from rft.rollout.server.weights.version import StoredTensor, WeightVersion
 
 BUCKET = 2**28
@@ -61,12 +64,13 @@ class BroadcastGroup:
     Args:
         client: of the server.
         devices: the device type of every worker.
-        device: of rank 0. The group uses NCCL if all members have GPUs, else gloo.
+        device: of rank 0. The group uses NCCL if all members have GPUs and share no memory, else gloo.
         timeout_s: deadline of the rendezvous, and of every bucket.
         deltas: the workers keep copies of the tensors, so that later only changed elements are sent.
+        shares_memory: tensors go through memory of this machine.
 
     Attributes:
-        device: where rank 0 holds a tensor while it is sent.
+        device: where rank 0 holds a tensor while it is sent; shared memory is there too.
         timeout_s: see above.
         sent: bytes that have been sent.
         rendezvous: for the workers.
@@ -74,9 +78,16 @@ class BroadcastGroup:
     """
 
     def __init__(
-        self, client: ServerClient, devices: list[str], device: torch.device, timeout_s: float, deltas: bool
+        self,
+        client: ServerClient,
+        devices: list[str],
+        device: torch.device,
+        timeout_s: float,
+        deltas: bool,
+        shares_memory: bool,
     ) -> None:
-        backend = "nccl" if {device.type, *devices} == {"cuda"} else "gloo"
+        on_gpus = {device.type, *devices} == {"cuda"}
+        backend = "nccl" if on_gpus and not shares_memory else "gloo"  # NCCL refuses two members on one GPU
         limit = timedelta(seconds=timeout_s)
         address = own_address(client.host, client.port)
         listening = socket.create_server((address, 0))  # TCPStore itself listens on all interfaces
@@ -85,8 +96,10 @@ class BroadcastGroup:
             address, port, is_master=True, wait_for_workers=False, timeout=limit, master_listen_fd=listening.detach()
         )
         self._client = client
-        self.device = device if backend == "nccl" else torch.device("cpu")
+        self.device = device if on_gpus else torch.device("cpu")
         self._group: Any = None
+        self._shares_memory = shares_memory
+        self._memory: SharedMemory | None = None
         self.timeout_s = timeout_s
         self.sent = 0
         self.copies: dict[str, str] | None = {} if deltas else None
@@ -107,27 +120,56 @@ class BroadcastGroup:
             about = self.rendezvous
             group = join(self._store, about.name, 0, about.size, about.backend, self.timeout_s, about.address)
             if authenticated:
-                authenticate(group, 0, about.size, about.token, self.device, self.timeout_s)
+                device = self.device if about.backend == "nccl" else torch.device("cpu")
+                authenticate(group, 0, about.size, about.token, device, self.timeout_s)
             self._group = group
 
         return await self._during(call, join_group)
 
+    def share(self, buckets: list["Bucket"]) -> list[Handle]:
+        """Makes the memory through which `send` sends buckets, one after another.
+
+        Returns:
+            A handle for each worker; nothing if the group itself sends.
+
+        Raises:
+            RequestFailed: there is not enough memory, or it cannot be shared.
+        """
+        if not self._shares_memory:
+            return []
+        size = max(room(bucket.about(), [WHOLE] * len(bucket.names))[1] for bucket in buckets)
+        try:
+            self._memory = SharedMemory(size, self.device)
+            return [self._memory.handle() for _ in range(self.rendezvous.size - 1)]
+        except (RuntimeError, OSError) as error:
+            raise RequestFailed(f"{self._client.name}: memory for its weights: {error}") from error
+
+    def empty(self, length: int) -> Tensor:
+        """Bytes (length,) uint8 for a message: the first ones of the memory of `share`, if there is some."""
+        if self._memory is not None:
+            return self._memory.data[:length]
+        return torch.empty(length, dtype=torch.uint8, device=self.device)
+
     async def send(self, tensors: Iterable[Tensor], call: Coroutine[Any, Any, Any]) -> Any:
         """Broadcasts tensors, one after another, while a call lets the workers receive; returns what the call returns.
+        Afterwards it releases the memory of `share`.
 
         Raises:
             RequestFailed: not all tensors were sent; or what the call raises.
         """
-        group = self._group
+        group, memory = self._group, self._memory.data if self._memory is not None else None
 
         def broadcast_all() -> None:
             for tensor in tensors:
                 if self._group is None:
                     break
-                broadcast(group, tensor.to(self.device), self.timeout_s)
+                broadcast(group, tensor.to(self.device), self.timeout_s, memory)
                 self.sent += tensor.nbytes
 
-        return await self._during(call, broadcast_all)
+        try:
+            return await self._during(call, broadcast_all)
+        finally:
+            self._release()
 
     async def _during(self, call: Coroutine[Any, Any, Any], work: Callable[[], None]) -> Any:
         """Does blocking work in a thread while the server answers a call. Only its deadline ends the thread, so it is a
@@ -164,8 +206,14 @@ class BroadcastGroup:
         if self.copies is not None:
             self.copies |= {name: bucket.weights.tensors[name].digest for bucket in buckets for name in bucket.names}
 
+    def _release(self) -> None:
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
+
     def close(self) -> None:
         """Leaves the group; the workers notice that their connections close."""
+        self._release()
         if self.rendezvous.backend == "nccl" and self._group is not None:
             self._group.abort()
         self._group = None
@@ -183,7 +231,7 @@ class Connection:
 
     def __init__(self, client: ServerClient, join: Join, device: torch.device, options: Servers) -> None:
         def make(devices: list[str]) -> BroadcastGroup:
-            return BroadcastGroup(client, devices, device, options.sync_s, options.deltas)
+            return BroadcastGroup(client, devices, device, options.sync_s, options.deltas, options.transport == "ipc")
 
         self._join = partial(join, client, make)
         self._group: BroadcastGroup | None = None
@@ -229,23 +277,22 @@ class Bucket:
         """Reads the tensors from their files, one after another."""
         return (self.weights.read(name) for name in self.names)
 
-    def messages(
-        self, before: WeightVersion | None, copies: dict[str, str] | None, device: torch.device
-    ) -> Iterator[Tensor]:
-        """The messages to `Receiver`, on a device: with copies the counts of changed elements, then the packed tensors.
+    def messages(self, before: WeightVersion | None, group: BroadcastGroup) -> Iterator[Tensor]:
+        """The messages to `Receiver`: with copies the counts of changed elements, then the packed tensors.
 
         Args:
             before: what the workers have, None where that is unknown.
-            copies: digests of what they have copies of, or None; see `BroadcastGroup`.
+            group: of the workers, which may have copies.
         """
-        about = self.about()
+        about, copies = self.about(), group.copies
         if copies is None:
-            yield pack(about, [WHOLE] * len(about), ((tensor,) for tensor in self.tensors()), device)
+            whole = [WHOLE] * len(about)
+            yield pack(about, whole, ((tensor,) for tensor in self.tensors()), group.empty(room(about, whole)[1]))
             return
         parts = [self._part(name, before, copies) for name in self.names]
         changed = [len(part[0]) if len(part) > 1 else WHOLE for part in parts]
-        yield sealed(torch.tensor([*changed, 0]).view(torch.uint8).to(device))
-        yield pack(about, changed, parts, device)
+        yield sealed(torch.tensor([*changed, 0]).view(torch.uint8).to(group.device))
+        yield pack(about, changed, parts, group.empty(room(about, changed)[1]))
 
     def _part(self, name: str, before: WeightVersion | None, copies: dict[str, str]) -> tuple[Tensor, ...]:
         new, stored = self.weights.read(name), self.weights.tensors[name]

@@ -218,7 +218,7 @@ class FakeServer:
             if body["method"] in ("reload_weights", "rft_load"):
                 self.load(body["kwargs"]["weights_path"])
                 result = self.missing
-            elif body["method"] in ("rft_join", "rft_receive"):
+            elif body["method"] in ("rft_join", "rft_map", "rft_receive"):
                 getattr(self.workers, body["method"])(**body["kwargs"])
                 self.take(checksum(self.workers.held))
                 result = self.missing

@@ -12,6 +12,7 @@ from rft.remote.call_pool import BreakerOptions
 from rft.remote.http_client import RequestRefused, ServerClient
 from rft.reward.models.grade import Grade
 from rft.reward.services.judge_server import ServedJudge
+from rft.rollout.server.remote.rft_shared_memory import NAME
 
 TOKEN = "RFT_T_KEY"  # the environment variable into which tests write the key of a server
 SHARED = Path("/dev/shm")
@@ -97,6 +98,13 @@ def shared_memory(processes):
             lines = Path(f"/proc/{number}/maps").read_text().splitlines()
             held |= {int(line.split()[4]) for line in lines if f" {SHARED}/" in line}
     return {SHARED / entry.name for entry in os.scandir(SHARED) if entry.inode() in held}
+
+
+def memory_of(process):
+    """What a process has of memory that `rft_shared_memory` shares: descriptors, and places where it is mapped."""
+    links = {os.readlink(link) for link in Path(f"/proc/{process}/fd").iterdir() if link.is_symlink()}
+    lines = Path(f"/proc/{process}/maps").read_text().splitlines()
+    return [text for text in (*links, *lines) if NAME in text]
 
 
 def until(true, seconds):

@@ -212,6 +212,7 @@ def test_long_waits_are_logged_with_their_names(fakes, engine, caplog, monkeypat
             {"count": 1, "transport": "group", "deltas": True, "sleep": True},
             r"deltas=true: .*set .*servers\.sleep=false",
         ),
+        ({"count": 1, "transport": "ipc", "deltas": True}, r"deltas=true: .* set .*servers\.transport=group"),
         ({"count": 1, "sync_s": 0.0}, r"\.sync_s=0\.0: it must be above 0"),
     ],
 )

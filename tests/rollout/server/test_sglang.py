@@ -130,6 +130,12 @@ def test_changed_elements_alone_are_nothing_for_sglang():
         SGLangServers.check(options, how())
 
 
+def test_handles_of_shared_memory_are_nothing_for_sglang():
+    options = {"engine_args": {}, "servers": Servers(**shared(transport="ipc"))}
+    with pytest.raises(ValueError, match=r"^rollout\.engine\.servers\.transport=ipc: SGLang .*; set it to folder or group"):
+        SGLangServers.check(options, how())
+
+
 def test_sglang_servers_that_cannot_be_started_here_are_refused(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"servers\.python: sglang is not installed here.*install_sglang_cpu\.sh"):

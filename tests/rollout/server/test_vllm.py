@@ -140,6 +140,16 @@ def test_servers_are_started_only_where_vllm_can_be(monkeypatch):
     check_here(count=0, addresses=["10.0.0.7:8000"])
 
 
+def test_only_servers_of_this_machine_share_its_memory(monkeypatch):
+    check_here(count=0, addresses=["127.0.0.1:8000", "localhost:8001"], transport="ipc")
+    distant = {"count": 0, "addresses": ["127.0.0.1:8000", "192.0.2.1:8000"]}
+    check_here(**distant, transport="group")
+    with pytest.raises(ValueError, match=r"transport=ipc: 192\.0\.2\.1:8000 is not .* set .*transport=group"):
+        check_here(**distant, transport="ipc")
+    monkeypatch.setenv("RANK", "1")  # it shares no memory, and its machine may be another one
+    check_here(**distant, transport="ipc")
+
+
 def test_a_request_says_how_every_token_is_drawn_and_ends():
     call = VLLMApi({}).request(
         ServerPrompt([4, 5]), 2**63 - 1, 9, [1, 6], how(temperature=0.7, top_k=3, top_p=0.9, stop=["\n"])

@@ -1,4 +1,5 @@
-"""Weights that come through process groups: what travels, how it is checked, and every message of it that fails."""
+"""Weights that come through process groups and shared memory: what travels, how it is checked, and every message of it
+that fails."""
 
 import glob
 import logging
@@ -12,20 +13,23 @@ import torch
 from rft.rollout.server import weight_broadcast as channel
 from rft.rollout.server.remote import rft_receiver
 from rft.rollout.server.remote.rft_receiver import WHOLE, checksum, pack, room, unpack
+from rft.rollout.server.remote.rft_shared_memory import SharedMemory
 from rft.rollout.server.weight_broadcast import Bucket, missing_tensors, sparse_delta
 from rft.rollout.server.weights.store import WeightStore
 from tests.rollout.server import fake_server
 from tests.rollout.server.fake_server import FakeServer
 from tests.rollout.server.fake_workers import Workers
-from tests.rollout.server.real_servers import until
+from tests.rollout.server.real_servers import memory_of, until
 from tests.rollout.server.scripted import SAMPLING, requests, right, said, weights
 
 MESSAGES = {
     "vllm": ["/collective_rpc rft_join", "/collective_rpc rft_receive"],
     "sglang": ["/init_weights_update_group", "/update_weights_from_distributed", "/update_weight_version"],
 }
-EVERY = [(kind, message) for kind, messages in MESSAGES.items() for message in messages]
 RECEIVE = {kind: MESSAGES[kind][1] for kind in MESSAGES}
+WAYS = [("vllm", "group"), ("vllm", "ipc"), ("sglang", "group")]
+EVERY = [(kind, "group", message) for kind, messages in MESSAGES.items() for message in messages]
+EVERY += [("vllm", "ipc", f"/collective_rpc {method}") for method in ("rft_map", "rft_receive")]
 FAULTS = ["drop", "lose", "twice", "late", "corrupt", 400, "never"]
 BOUND = 6.0  # seconds that an outcome may take here; deadlines are far below
 
@@ -68,7 +72,7 @@ def test_a_bucket_is_unpacked_as_it_was_packed():
     tensors = [torch.randn(3), torch.randn(2, 5).bfloat16(), torch.tensor(True), torch.randint(9, (7,))]
     about = [(str(number), str(t.dtype)[6:], list(t.shape)) for number, t in enumerate(tensors)]
     whole = [WHOLE] * 4
-    packed = pack(about, whole, ((tensor,) for tensor in tensors), torch.device("cpu"))
+    packed = pack(about, whole, ((tensor,) for tensor in tensors), torch.empty(136, dtype=torch.uint8))
     assert room(about, whole) == ([0, 16, 48, 64], 64 + 64 + 8)
     for tensor, (_, found) in zip(tensors, unpack(about, whole, packed, None), strict=True):
         assert found.dtype == tensor.dtype and torch.equal(found, tensor)
@@ -83,8 +87,8 @@ def test_changed_elements_alone_make_the_same_bits(dtype):
     assert places.tolist() == [2, 7], "whatever differs in a bit, and nothing else"
     about = [("a", str(dtype)[6:], [4, 5]), ("b", "float32", [1]), ("a", str(dtype)[6:], [4, 5])]
     changed, parts = [2, WHOLE, 0], [(places, values), (torch.ones(1),), (places[:0], values[:0])]
-    packed, copies = pack(about, changed, parts, torch.device("cpu")), {"a": old.view(4, 5).clone()}
-    assert len(packed) == 16 + 16 + 16 + 8 == room(about, changed)[1]
+    assert room(about, changed)[1] == 16 + 16 + 16 + 8
+    packed, copies = pack(about, changed, parts, torch.empty(56, dtype=torch.uint8)), {"a": old.view(4, 5).clone()}
     found = [tensor.clone() for _, tensor in unpack(about, changed, packed, copies)]
     assert found[1].item() == 1.0 and copies["b"].item() == 1.0
     for tensor in (found[0], found[2], copies["a"]):
@@ -129,6 +133,25 @@ def test_layers_travel_whole_and_in_buckets_of_a_bounded_size(tmp_path, monkeypa
         "layers.1.mlp.up": 3.0, "layers.1.mlp.down": 0.0,
     }  # fmt: skip
     assert missing_tensors(second, second) == []
+
+
+def test_memory_is_used_again_for_every_bucket(served, monkeypatch):
+    monkeypatch.setattr(channel, "BUCKET", 48)
+    samples, [server] = served("vllm", transport="ipc")
+    samples.health()
+    tensors = {"layers.0.w": torch.arange(64.0), "layers.0.b": torch.arange(5), "layers.1.w": torch.ones(2, 3).half()}
+    assert outcome(samples, 1, tensors) == ""
+    assert {name: server.workers.held[name] for name in tensors} == {n: t.numpy().tobytes() for n, t in tensors.items()}
+    assert samples.health()["sent_mib"] * 2**20 == (256 + 8) + (48 + 8) + (16 + 8), "a bucket for each tensor"
+
+
+def test_a_worker_that_cannot_map_the_memory_of_rank_0_says_so(served, monkeypatch):
+    samples, [server] = served("vllm", transport="ipc", retries=0)
+    handle = SharedMemory.handle
+    monkeypatch.setattr(SharedMemory, "handle", lambda memory: handle(memory) | {"inode": 1})
+    error = outcome(samples, 1)
+    assert "cannot map the memory of rank 0" in error and "set rollout.engine.servers.transport=group" in error
+    assert server.version == "0"
 
 
 def test_a_server_that_was_started_anew_between_two_looks_gets_a_new_group_at_once(kind, served):
@@ -184,20 +207,23 @@ def test_changed_elements_alone_travel_to_workers_that_have_the_rest(served):
     assert server.workers.held["layers.1.w"] == tensors["layers.1.w"].numpy().tobytes()
 
 
-@pytest.mark.parametrize(("kind", "message"), EVERY)
-def test_a_message_of_a_group_that_fails_once(served, kind, message):
-    samples, [server] = served(kind)
+@pytest.mark.parametrize(("kind", "transport", "message"), EVERY)
+def test_a_message_of_a_group_that_fails_once(served, kind, transport, message, monkeypatch):
+    # pytest keeps the records of warnings, which hold errors, and these the memory that was in use
+    monkeypatch.setattr(logging.getLogger("rft.rollout.server.server_pool"), "disabled", True)
+    samples, [server] = served(kind, transport=transport)
     for version, fault in enumerate(FAULTS, 1):
         if "join" in message or "init" in message:
             server.faults[RECEIVE[kind]] = [400]  # so that there must be another group
         calls, server.faults[message] = server.calls[message], [fault]
         assert outcome(samples, version) == "", f"{fault}: there is time to do it again"
         assert server.calls[message] > calls and committed(samples, version), fault
+    until(lambda: not memory_of(os.getpid()), BOUND)
 
 
-@pytest.mark.parametrize(("kind", "message"), EVERY)
-def test_a_message_of_a_group_that_always_fails(served, kind, message):
-    samples, [bad, good] = served(kind, 2, retries=0)
+@pytest.mark.parametrize(("kind", "transport", "message"), EVERY)
+def test_a_message_of_a_group_that_always_fails(served, kind, transport, message):
+    samples, [bad, good] = served(kind, 2, retries=0, transport=transport)
     for version, fault in enumerate((400, "never"), 1):
         bad.faults[RECEIVE[kind]] = [400]
         bad.always[message] = fault
@@ -210,12 +236,13 @@ def test_a_message_of_a_group_that_always_fails(served, kind, message):
     assert f"server 0 ({bad.address})" in error and "to acknowledge version 3 (" in error and error.endswith("), 0.5 s")
 
 
-def test_what_arrives_damaged_is_not_served(served, monkeypatch):
-    samples, [server] = served("vllm", sync_s=10.0)
+@pytest.mark.parametrize("transport", ["group", "ipc"])
+def test_what_arrives_damaged_is_not_served(transport, served, monkeypatch):
+    samples, [server] = served("vllm", sync_s=10.0, transport=transport)
     real, damage = rft_receiver.broadcast, []
 
-    def damaged(group, tensor, timeout_s):
-        real(group, tensor, timeout_s)
+    def damaged(group, tensor, *rest):
+        real(group, tensor, *rest)
         if not damage:
             damage.append(tensor[3].item())
             tensor[3] ^= 64
@@ -225,14 +252,15 @@ def test_what_arrives_damaged_is_not_served(served, monkeypatch):
     assert server.calls[RECEIVE["vllm"]] == 3 and server.workers.loads[1:] == [[], ["still", "w"]], "and whole again"
 
 
-def test_a_server_that_dies_while_weights_travel_is_left_behind(kind, served, monkeypatch, caplog):
-    samples, [bad, _] = served(kind, 2, sync_s=5.0, retries=0)
+@pytest.mark.parametrize(("kind", "transport"), WAYS)
+def test_a_server_that_dies_while_weights_travel_is_left_behind(kind, transport, served, monkeypatch, caplog):
+    samples, [bad, _] = served(kind, 2, sync_s=5.0, retries=0, transport=transport)
     real = rft_receiver.broadcast
 
-    def dies(group, tensor, timeout_s):
+    def dies(group, tensor, *rest):
         if group in (bad.workers.rft_group, *bad.workers.groups.values()):
             bad.kill()
-        real(group, tensor, timeout_s)
+        real(group, tensor, *rest)
 
     monkeypatch.setattr(rft_receiver, "broadcast", dies)
     begun = time.monotonic()

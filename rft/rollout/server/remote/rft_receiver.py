@@ -1,4 +1,5 @@
-"""The receiving end of a process group for weights, as it runs in a server's workers.
+"""The receiving end of a process group for weights, as it runs in a server's workers. Where all are on one machine the
+members may share memory: the bytes then go through it, and the group only says when.
 
 It needs torch alone, and has a folder of its own: a server with this folder in PYTHONPATH imports it without the rest
 of the package. `Receiver` is mixed into vLLM's worker (`--worker-extension-cls
@@ -8,7 +9,7 @@ loads with the same one.
 
 import hashlib
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from math import prod
 from typing import Any
@@ -16,12 +17,18 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed import (
+    BarrierOptions,
     BroadcastOptions,
     PrefixStore,
     ProcessGroupGloo,
     Store,
     TCPStore,
 )
+
+if __package__:
+    from rft.rollout.server.remote.rft_shared_memory import Handle, attach
+else:  # in a server
+    from rft_shared_memory import Handle, attach  # type: ignore[import-not-found, no-redef]
 
 About = list[tuple[str, str, list[int]]]  # name, dtype and shape of every tensor of a bucket
 WHOLE = -1  # instead of a number of changed elements: the whole tensor is sent
@@ -81,9 +88,29 @@ def group_token(name: str, key: str) -> str:
     return f"{name} {key}"
 
 
-def broadcast(group: Any, tensor: Tensor, timeout_s: float) -> None:
-    """Sends a tensor from rank 0 to all others. Raises RuntimeError where that fails or exceeds the time."""
-    group.broadcast([tensor], BroadcastOptions()).wait(timedelta(seconds=timeout_s))
+def broadcast(group: Any, tensor: Tensor, timeout_s: float, memory: Tensor | None = None) -> None:
+    """Sends a tensor from rank 0 to all others. Raises RuntimeError where that fails or exceeds the time.
+
+    Args:
+        memory: which all members have mapped, (m,) uint8, and in whose first bytes rank 0 has the tensor: the others
+            copy it. The group must be one of gloo.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    if memory is None:
+        group.broadcast([tensor], BroadcastOptions()).wait(timeout)
+        return
+    _synchronize(memory)
+    group.barrier(BarrierOptions()).wait(timeout)  # rank 0 has written
+    if group.rank() != 0:
+        tensor.copy_(memory[: len(tensor)])
+        _synchronize(memory, tensor)
+    group.barrier(BarrierOptions()).wait(timeout)  # all others have read
+
+
+def _synchronize(*tensors: Tensor) -> None:
+    """Waits for the GPUs of tensors, which a barrier of gloo does not."""
+    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+        torch.cuda.synchronize(device)
 
 
 def room(about: About, changed: list[int]) -> tuple[list[int], int]:
@@ -100,14 +127,14 @@ def room(about: About, changed: list[int]) -> tuple[list[int], int]:
     return starts, end + 8
 
 
-def pack(about: About, changed: list[int], parts: Iterable[Sequence[Tensor]], device: torch.device) -> Tensor:
-    """Packs the tensors of a bucket into one on a device, (bytes,) uint8.
+def pack(about: About, changed: list[int], parts: Iterable[Sequence[Tensor]], packed: Tensor) -> Tensor:
+    """Packs the tensors of a bucket into one.
 
     Args:
         parts: of each tensor the whole, or positions (n,) int32 and new values (n,) of changed elements.
+        packed: is filled and returned, (bytes,) uint8, as long as `room` says.
     """
-    starts, length = room(about, changed)
-    packed = torch.zeros(length, dtype=torch.uint8, device=device)
+    starts, _ = room(about, changed)
     for start, tensors in zip(starts, parts, strict=True):
         for tensor in tensors:
             packed[start : start + tensor.nbytes] = tensor.reshape(-1).view(torch.uint8)
@@ -249,19 +276,31 @@ class Receiver:
     device: torch.device
     model_config: Any
     rft_group: Any = None
+    rft_memory: Tensor | None = None
     rft_copies: dict[str, Tensor]
 
     def rft_join(
         self, address: str, port: int, name: str, size: int, backend: str, token: str, timeout_s: float
     ) -> None:
         """Joins rank 0 and the other workers, as the worker's rank plus one; leaves any earlier group."""
-        self.rft_group, self.rft_copies = None, {}
+        self.rft_group, self.rft_copies, self.rft_memory = None, {}, None
         limit = timedelta(seconds=timeout_s)
         store = TCPStore(address, port, is_master=False, timeout=limit)
         group = join(store, name, self.rank + 1, size, backend, timeout_s, own_address(address, port))
         device = self.device if backend == "nccl" else torch.device("cpu")
         authenticate(group, self.rank + 1, size, token, device, timeout_s)
         self.rft_group = group
+
+    def rft_map(self, handles: list[Handle]) -> None:
+        """Maps memory of rank 0, through which the next weights come.
+
+        Args:
+            handles: one for each worker.
+
+        Raises:
+            RuntimeError: this worker cannot map it; names the cause and the cure.
+        """
+        self.rft_memory = attach(handles[self.rank])
 
     def rft_attends_ahead(self) -> list[str]:
         """The architecture of the model if each token of a medium attends to all of it; otherwise nothing."""
@@ -272,7 +311,7 @@ class Receiver:
         return load_weights(self, **source)
 
     def rft_receive(self, buckets: list[About], backend: str, timeout_s: float, deltas: bool) -> list[str]:
-        """Receives weights and loads them.
+        """Receives weights and loads them. Afterwards it releases the memory of `rft_map`.
 
         Args:
             deltas: each bucket is preceded by the numbers of changed elements, and copies are kept.
@@ -285,33 +324,39 @@ class Receiver:
         """
         if self.rft_group is None:
             raise RuntimeError("it is in no process group")
+        memory, self.rft_memory = self.rft_memory, None
+        on_gpu = backend == "nccl" or (memory is not None and memory.is_cuda)
+        device = self.device if on_gpu else torch.device("cpu")
         failures: list[str] = []
+
+        def take(length: int) -> Tensor:
+            return self._rft_take(length, device, timeout_s, memory)
+
         # An iterator that raises would interrupt vLLM's loader in a state in which the next load fails.
-        missing = self.rft_load(weights_iterator=self._rft_arriving(buckets, backend, timeout_s, deltas, failures))
+        missing = self.rft_load(weights_iterator=self._rft_arriving(buckets, take, deltas, failures))
         if failures:
             self.rft_group = None
             raise RuntimeError(failures[0])
         return missing
 
     def _rft_arriving(
-        self, buckets: list[About], backend: str, timeout_s: float, deltas: bool, failures: list[str]
+        self, buckets: list[About], take: Callable[[int], Tensor], deltas: bool, failures: list[str]
     ) -> Iterator[tuple[str, Tensor]]:
-        device = self.device if backend == "nccl" else torch.device("cpu")
         for number, about in enumerate(buckets):
             changed = [WHOLE] * len(about)
             try:
                 if deltas:
-                    changed = self._rft_take(8 * len(about) + 8, device, timeout_s)[:-8].view(torch.int64).tolist()
-                packed = self._rft_take(room(about, changed)[1], device, timeout_s)
+                    changed = take(8 * len(about) + 8)[:-8].view(torch.int64).tolist()
+                packed = take(room(about, changed)[1])
             except RuntimeError as error:
                 failures.append(f"bucket {number} of {len(buckets)}: {error}")
                 return
             yield from unpack(about, changed, packed, self.rft_copies if deltas else None)
 
-    def _rft_take(self, length: int, device: torch.device, timeout_s: float) -> Tensor:
+    def _rft_take(self, length: int, device: torch.device, timeout_s: float, memory: Tensor | None) -> Tensor:
         """The next bytes (length,) uint8. Raises RuntimeError where they do not arrive, or are damaged."""
         data = torch.empty(length, dtype=torch.uint8, device=device)
-        broadcast(self.rft_group, data, timeout_s)
+        broadcast(self.rft_group, data, timeout_s, memory)
         if not torch.equal(checksum(data[:-8]), data[-8:].view(torch.int64)):
             raise RuntimeError("it is not as it was sent")
         return data
