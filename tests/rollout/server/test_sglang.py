@@ -132,7 +132,7 @@ def test_changed_elements_alone_are_nothing_for_sglang():
 
 def test_handles_of_shared_memory_are_nothing_for_sglang():
     options = {"engine_args": {}, "servers": Servers(**shared(transport="ipc"))}
-    with pytest.raises(ValueError, match=r"^rollout\.engine\.servers\.transport=ipc: SGLang .*; set it to folder or group"):
+    with pytest.raises(ValueError, match=r"^rollout\.engine\.servers\.transport=ipc: SGLang .*; set it to folder"):
         SGLangServers.check(options, how())
 
 
