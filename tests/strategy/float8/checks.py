@@ -70,8 +70,8 @@ def cosine(one, other):
 
 def distance(one, other):
     """Of two gradients, relative to their norm."""
-    mine, its = (torch.cat([part.flatten() for part in result["gradient"].values()]) for result in (one, other))
-    return float((mine - its).norm() / its.norm())
+    first, second = (torch.cat([part.flatten() for part in result["gradient"].values()]) for result in (one, other))
+    return float((first - second).norm() / second.norm())
 
 
 def assert_close_to_bfloat16(found, plain):
