@@ -1,12 +1,14 @@
 """Compiled blocks: the same updates, from graphs that serve every block and every length."""
 
 import random
+from functools import partial
 
 import pytest
 import torch
 from torch._dynamo.utils import counters
 
 from rft.distributed import start
+from rft.strategy.compiled import compile_function
 from tests.helpers import MODEL, OPTIMIZER, close, make_actor, make_batch, make_optimizer, make_strategy, update
 
 DEEP = MODEL | {"num_hidden_layers": 6}
@@ -66,3 +68,23 @@ def test_many_micro_batches_with_shared_prefixes_have_one_graph(checkpointing, f
 def test_operations_of_compiled_blocks_cannot_be_selected():
     with pytest.raises(ValueError, match=r"^strategy\.activation_checkpointing=selective .* strategy\.compile=false"):
         make_strategy(start("cpu"), compile=True, activation_checkpointing="selective")
+
+
+@pytest.fixture
+def traced(fresh, monkeypatch):
+    """Without code generation, which takes long."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+
+
+def test_other_sizes_have_the_same_graph(traced):
+    double = compile_function(lambda states: states * 2)
+    for size in (5, 3, 64, 1000):
+        assert double(torch.ones(size, 7)).sum() == 14 * size
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_more_kinds_than_the_limit_of_torch_are_compiled(traced):
+    count = compile_function(lambda states, name: states + len(name))
+    for kind in range(20):
+        count(torch.ones(3), "x" * kind)
+    assert counters["stats"]["unique_graphs"] == 20
