@@ -32,7 +32,7 @@ from rft.rollout.answerer import Answerer, SingleTurn
 from rft.rollout.engine.base import Engine, EngineContext
 from rft.rollout.environment.options import Environments
 from rft.rollout.sampler import Sampler
-from rft.setup.constraints import engine_options
+from rft.setup.constraints import check_engine_model, engine_options
 from rft.setup.parts import READERS, check_config, check_steps, starts_as_policy
 from rft.setup.renamed import renamed_keys
 from rft.setup.row_checks import check_rows
@@ -279,8 +279,8 @@ class Components:
         return EpisodeAnswerer(self.environments, encoder, sampler, context)
 
     def check_engine_model(self, config: PretrainedConfig) -> None:
-        """Checks that the engine can run the model with this config; see `Engine.check_model`."""
-        self.engine.factory.check_model(self.engine.options, config)
+        """See `check_engine_model`."""
+        check_engine_model(self.engine, config)
 
     def engine_dtype(self) -> str:
         """The name of the dtype in which the engine computes."""

@@ -156,6 +156,11 @@ def engine_options(
     return engine.options | {"engine_args": rollout.engine_args} | of_run
 
 
+def check_engine_model(engine: Target, config: PretrainedConfig) -> None:
+    """Checks that an engine can run the model with this config; see `Engine.check_model`."""
+    engine.factory.check_model(engine.options, config)
+
+
 def check_engine(rollout: Rollout, engine: Target, actor: Target, processor: Target | None, strategy: Target) -> None:
     """Checks the options of the engine, how it samples, and that it takes the arguments of `rollout.engine_args`."""
     if rollout.engine_args and not engine.factory.facts.takes_arguments:

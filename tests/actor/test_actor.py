@@ -145,7 +145,8 @@ def test_a_rank_without_rows_takes_part(world):
     batch, algorithm = make_batch(), make_algorithm(terms=TERMS)
     actor = small_actor(world)
     actor.world = copy.copy(world)
-    actor.world.gather = lambda thing: [thing, 2] if isinstance(thing, int) else [thing]
+    own = (0, 0)  # micro-batches, and tokens of the largest unit
+    actor.world.gather = lambda thing: [own, (2, 0)] if thing == own else [thing]
     before = weights(actor)
     numbers = update(actor, batch[:0], algorithm, dummy=batch)
     assert numbers["grad_norm"] == 0.0

@@ -26,7 +26,7 @@ from rft.registry import Target
 from rft.reward.models.base import ModelTerm
 from rft.rollout.sampler import EngineSampler, Sampler
 from rft.setup.assembly import Job
-from rft.setup.constraints import check_ranks
+from rft.setup.constraints import check_engine_model, check_ranks
 from rft.setup.datasets import Datasets
 from rft.setup.loadable import check_loadable
 from rft.setup.schema import Data, Plan, Rollout
@@ -103,7 +103,7 @@ class PlanJob(Job):
         checks.run(check_ranks, "run.batch", "ranks")
         checks.make("model_config", _read_model_config, "run.actor", "tokenizer")
         checks.run(_check_prompt_tokens, "run.plan", "run.rollout", "model_config")
-        checks.run(self.check_engine_model, "model_config")
+        checks.run(check_engine_model, "engine", "model_config")
 
     def _ranks(self, plan: Plan) -> int:
         return self._launched if plan.ranks is None else plan.ranks
