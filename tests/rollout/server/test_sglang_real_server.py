@@ -229,7 +229,9 @@ def test_a_real_server_joins_no_group_of_another_token(engine, monkeypatch):
     client = engine._servers[0].client
 
     def join():
-        make = partial(BroadcastGroup, client, device=torch.device("cpu"), timeout_s=20.0, deltas=False)
+        make = partial(
+            BroadcastGroup, client, device=torch.device("cpu"), timeout_s=20.0, deltas=False, shares_memory=False
+        )
         return engine._loop.run(engine._server_api.join(client, make))
 
     assert join().rendezvous.name.startswith(TOKEN_GROUP)
