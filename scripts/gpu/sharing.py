@@ -24,7 +24,7 @@ def share(setting: Setting) -> Found:
     from torch import multiprocessing
 
     from rft.rollout.server.weight_broadcast import missing_tensors
-    from rft.rollout.server.weight_store import WeightStore
+    from rft.rollout.server.weights.store import WeightStore
 
     device = torch.device("cpu" if setting.cpu else "cuda")
     size = TENSOR_BYTES[setting.cpu] // 2
