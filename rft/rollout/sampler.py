@@ -34,8 +34,8 @@ class Sampler(ABC):
 
         Args:
             version: of the weights; every token sampled from now on is stamped with it.
-            weights: names and whole tensors as in the state dict of the transformers model, gathered by
-                `gather_options`. They are read only if the sampler does not hold them yet.
+            weights: names and tensors as in the state dict of the transformers model, gathered by `gather_options`.
+                They are read only if the sampler does not hold them yet.
             model: the key in the config of the model that they belong to. Versions of different models are unrelated.
         """
 

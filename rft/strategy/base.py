@@ -290,7 +290,8 @@ class Strategy(ABC):
     ) -> Iterator[tuple[str, Tensor]]:
         """Names and whole tensors from sharded ones, one at a time. A collective: every rank reads it to its end.
 
-        On one rank they may share the storage of what is given.
+        With `options.sharded` tensors whose rows are sharded stay so, and every rank gets every name. On one rank they
+        may share the storage of what is given.
 
         Args:
             options: what the reader needs; a strategy may yield more, and tensors of more bytes.

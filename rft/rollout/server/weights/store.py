@@ -110,11 +110,15 @@ class WeightStore:
 
     def _shares_folder(self) -> bool:
         """Whether all ranks see the files of rank 0, which empties the folder first."""
-        self._world.decide(lambda: _make_empty(self.folder))
-        mark = self.folder / self._world.decide(lambda: uuid.uuid4().hex)
-        self._world.decide(mark.mkdir)
-        shared = all(self._world.gather(mark.exists()))
-        self._world.decide(mark.rmdir)
+
+        def mark() -> str:
+            name = uuid.uuid4().hex
+            (_make_empty(self.folder) / name).mkdir()
+            return name
+
+        marked = self.folder / self._world.decide(mark)
+        shared = all(self._world.gather(marked.exists()))
+        self._world.decide(marked.rmdir)
         return shared
 
     def write(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> WeightVersion:
