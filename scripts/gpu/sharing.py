@@ -23,7 +23,7 @@ def share(setting: Setting) -> Found:
     import torch
     from torch import multiprocessing
 
-    from rft.rollout.server.weight_broadcast import missing_tensors
+    from rft.rollout.server.weights.buckets import missing_tensors
     from rft.rollout.server.weights.store import WeightStore
 
     device = torch.device("cpu" if setting.cpu else "cuda")
@@ -51,7 +51,7 @@ def share(setting: Setting) -> Found:
 async def send(calls: Any, answers: Any, buckets: list[Any], device: Any) -> tuple[dict[str, str], float]:
     """Sends buckets as rank 0 does; returns the digests of what arrived, and the seconds."""
     from rft.remote.http_client import ServerClient
-    from rft.rollout.server.weight_broadcast import BroadcastGroup
+    from rft.rollout.server.weights.broadcast import BroadcastGroup
 
     async def call(method: str, **arguments: Any) -> Any:
         calls.put((method, arguments))
@@ -65,7 +65,7 @@ async def send(calls: Any, answers: Any, buckets: list[Any], device: Any) -> tup
     try:
         await group.join(call("rft_join", **vars(group.rendezvous), timeout_s=WAIT_S), authenticated=True)
         started = time.perf_counter()
-        await call("rft_map", handles=group.share(buckets))
+        await call("rft_map", handles=group.share(max(bucket.size() for bucket in buckets)))
         arguments = {"backend": group.rendezvous.backend, "timeout_s": WAIT_S, "deltas": False}
         messages = (message for bucket in buckets for message in bucket.messages(None, group))
         abouts = [bucket.about() for bucket in buckets]

@@ -18,7 +18,7 @@ from rft.remote.server_process import LOCAL
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.server import remote
 from rft.rollout.server.remote.rft_server_key import KEY_VARIABLE
-from rft.rollout.server.weight_broadcast import BroadcastGroup, MakeGroup
+from rft.rollout.server.weights.broadcast import BroadcastGroup, MakeGroup
 from rft.rollout.server.weights.version import WeightVersion
 
 REMOTE = str(Path(remote.__file__).parent)

@@ -21,7 +21,7 @@ from rft.remote.server_process import ServerProcess
 from rft.rollout.server.options import KEY, Servers
 from rft.rollout.server.remote.rft_server_key import KEY_VARIABLE
 from rft.rollout.server.server_api import ServerApi
-from rft.rollout.server.weight_broadcast import Connection
+from rft.rollout.server.weights.broadcast import Connection
 from rft.rollout.server.weights.version import WeightVersion
 
 

@@ -36,7 +36,8 @@ from rft.rollout.server.server_api import (
     labelled_version,
     python_path,
 )
-from rft.rollout.server.weight_broadcast import BroadcastGroup, MakeGroup, missing_tensors
+from rft.rollout.server.weights.broadcast import BroadcastGroup, MakeGroup
+from rft.rollout.server.weights.buckets import missing_tensors
 from rft.rollout.server.weights.version import WeightVersion
 
 FIXED = {

@@ -44,7 +44,8 @@ from rft.rollout.server.server_api import (
     labelled_version,
     python_path,
 )
-from rft.rollout.server.weight_broadcast import BroadcastGroup, MakeGroup, missing_tensors
+from rft.rollout.server.weights.broadcast import BroadcastGroup, MakeGroup
+from rft.rollout.server.weights.buckets import missing_tensors
 from rft.rollout.server.weights.version import WeightVersion
 
 # python -m: the `vllm` command of the CPU build looks for a package of another name and fails
@@ -333,13 +334,14 @@ class VLLMApi:
         elif buckets := missing_tensors(weights, before):
             arguments = {"backend": group.rendezvous.backend, "timeout_s": group.timeout_s}
             arguments |= {"buckets": [bucket.about() for bucket in buckets], "deltas": group.copies is not None}
-            if handles := group.share(buckets):
+            if handles := group.share(max(bucket.size() for bucket in buckets)):
                 await self._workers(client, "rft_map", kwargs={"handles": handles})
             messages = (part for bucket in buckets for part in bucket.messages(before, group))
             missing = await group.send(messages, self._workers(client, "rft_receive", kwargs=arguments))
             if before is None:  # else only the layers that have changed are sent
                 check_loaded(client, missing)
-            group.record_copies(buckets)
+            for bucket in buckets:
+                group.record_copies(bucket.digests())
 
     async def _adapters(self, client: ServerClient) -> list[str]:
         """Adapters of this program that the server has."""

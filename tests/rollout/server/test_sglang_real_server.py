@@ -19,7 +19,7 @@ from rft.rollout.engine.base import Request
 from rft.rollout.server.options import Servers
 from rft.rollout.server.remote.rft_receiver import TOKEN_GROUP
 from rft.rollout.server.sglang import SGLangServers
-from rft.rollout.server.weight_broadcast import BroadcastGroup
+from rft.rollout.server.weights.broadcast import BroadcastGroup
 from rft.rollout.server.weights.version import WeightVersion
 from tests.helpers import engine_context
 from tests.rollout.server.real_servers import (

@@ -11,7 +11,7 @@ import secrets
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -24,21 +24,12 @@ from torch.distributed import TCPStore
 from rft.remote.http_client import RequestFailed, ServerClient
 from rft.rollout.server.options import Servers
 from rft.rollout.server.remote.rft_receiver import (
-    WHOLE,
-    About,
     authenticate,
     broadcast,
     join,
     own_address,
-    pack,
-    room,
-    sealed,
 )
 from rft.rollout.server.remote.rft_shared_memory import Handle, SharedMemory
-from rft.rollout.server.weights.version import StoredTensor, WeightVersion
-
-BUCKET = 2**28
-INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
@@ -126,8 +117,11 @@ class BroadcastGroup:
 
         return await self._during(call, join_group)
 
-    def share(self, buckets: list["Bucket"]) -> list[Handle]:
-        """Makes the memory through which `send` sends buckets, one after another.
+    def share(self, size: int) -> list[Handle]:
+        """Makes the memory through which `send` sends messages, one after another.
+
+        Args:
+            size: bytes of the largest message.
 
         Returns:
             A handle for each worker; nothing if the group itself sends.
@@ -137,7 +131,6 @@ class BroadcastGroup:
         """
         if not self._shares_memory:
             return []
-        size = max(room(bucket.about(), [WHOLE] * len(bucket.names))[1] for bucket in buckets)
         try:
             self._memory = SharedMemory(size, self.device)
             return [self._memory.handle() for _ in range(self.rendezvous.size - 1)]
@@ -201,10 +194,10 @@ class BroadcastGroup:
             answer.cancel()
             done.cancel()
 
-    def record_copies(self, buckets: list["Bucket"]) -> None:
-        """Records that the workers have copies of these tensors, if they keep copies."""
+    def record_copies(self, digests: dict[str, str]) -> None:
+        """Records that the workers have copies of tensors with these digests, if they keep copies."""
         if self.copies is not None:
-            self.copies |= {name: bucket.weights.tensors[name].digest for bucket in buckets for name in bucket.names}
+            self.copies |= digests
 
     def _release(self) -> None:
         if self._memory is not None:
@@ -259,94 +252,3 @@ class Connection:
             self._sent = self.sent()
             self._group.close()
             self._group = None
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """Tensors of a version that are sent together."""
-
-    weights: WeightVersion
-    names: list[str]
-
-    def about(self) -> About:
-        """Names, dtypes and shapes."""
-        stored = [(name, self.weights.tensors[name]) for name in self.names]
-        return [(name, str(tensor.dtype).removeprefix("torch."), tensor.shape) for name, tensor in stored]
-
-    def tensors(self) -> Iterator[Tensor]:
-        """Reads the tensors from their files, one after another."""
-        return (self.weights.read(name) for name in self.names)
-
-    def messages(self, before: WeightVersion | None, group: BroadcastGroup) -> Iterator[Tensor]:
-        """The messages to `Receiver`: with copies the counts of changed elements, then the packed tensors.
-
-        Args:
-            before: what the workers have, None where that is unknown.
-            group: of the workers, which may have copies.
-        """
-        about, copies = self.about(), group.copies
-        if copies is None:
-            whole = [WHOLE] * len(about)
-            yield pack(about, whole, ((tensor,) for tensor in self.tensors()), group.empty(room(about, whole)[1]))
-            return
-        parts = [self._part(name, before, copies) for name in self.names]
-        changed = [len(part[0]) if len(part) > 1 else WHOLE for part in parts]
-        yield sealed(torch.tensor([*changed, 0]).view(torch.uint8).to(group.device))
-        yield pack(about, changed, parts, group.empty(room(about, changed)[1]))
-
-    def _part(self, name: str, before: WeightVersion | None, copies: dict[str, str]) -> tuple[Tensor, ...]:
-        new, stored = self.weights.read(name), self.weights.tensors[name]
-        if before is None or name not in before.tensors or not before.folder.exists():
-            return (new,)
-        old = before.tensors[name]
-        if (old.dtype, old.shape, old.digest) != (stored.dtype, stored.shape, copies.get(name)):
-            return (new,)
-        return sparse_delta(new, before.read(name))
-
-
-def sparse_delta(new: Tensor, old: Tensor) -> tuple[Tensor, ...]:
-    """Positions (n,) int32 and new values (n,) of the elements that differ in any bit; or all of `new`, if smaller."""
-    new_bits, old_bits = (tensor.view(-1).view(INTEGERS[new.itemsize]) for tensor in (new, old))
-    places = (new_bits != old_bits).nonzero()[:, 0]  # (n,)
-    if new.numel() >= 2**31 or len(places) * (4 + new.itemsize) >= new.nbytes:
-        return (new,)
-    return places.int(), new.view(-1)[places]
-
-
-def missing_tensors(weights: WeightVersion, before: WeightVersion | None) -> list[Bucket]:
-    """The tensors that a server lacks.
-
-    A layer with any changed tensor is sent whole: engines fuse some tensors of a layer (queries, keys and values, for
-    example) and load their parts together.
-
-    Args:
-        before: what the server has, None where that is unknown.
-    """
-    held = before.tensors if before is not None else {}
-    layers: dict[str, list[str]] = {}
-    for name in weights.tensors:
-        layers.setdefault(_layer(name), []).append(name)
-    buckets: list[Bucket] = []
-    room = 0
-    for names in layers.values():
-        if all(_same(weights, held, name) for name in names):
-            continue
-        for name in names:
-            size = weights.tensors[name].nbytes
-            if not buckets or size > room:
-                buckets.append(Bucket(weights, []))
-                room = BUCKET
-            buckets[-1].names.append(name)
-            room -= size
-    return buckets
-
-
-def _same(weights: WeightVersion, held: dict[str, StoredTensor], name: str) -> bool:
-    return name in held and held[name].equals(weights.tensors[name])
-
-
-def _layer(name: str) -> str:
-    """The layer of a tensor: `model.layers.3` of `model.layers.3.mlp.up_proj.weight`; outside of layers its module."""
-    parts = name.split(".")
-    numbers = [place for place, part in enumerate(parts) if part.isdecimal()]
-    return ".".join(parts[: numbers[0] + 1] if numbers else parts[:-1] or parts)
