@@ -63,7 +63,7 @@ async def send(calls: Any, answers: Any, buckets: list[Any], device: Any) -> tup
     client = ServerClient.at(0, "127.0.0.1:1")
     group = BroadcastGroup(client, [device.type], device, WAIT_S, deltas=False, shares_memory=True)
     try:
-        await group.join(call("rft_join", **vars(group.rendezvous), timeout_s=WAIT_S), authenticated=True)
+        await group.join(call("rft_join", **vars(group.rendezvous), timeout_s=WAIT_S), group.check_token)
         started = time.perf_counter()
         await call("rft_map", handles=group.share(max(bucket.size() for bucket in buckets)))
         arguments = {"backend": group.rendezvous.backend, "timeout_s": WAIT_S, "deltas": False}

@@ -3,6 +3,7 @@
 from typing import Any
 
 from rft.errors import listed
+from rft.remote.http_client import ServerClient
 from rft.rollout.engine.sampling import Sampling
 
 COLDEST, HOTTEST = 0.01, 2.0  # vLLM raises a lower temperature, and refuses a higher one
@@ -37,3 +38,10 @@ def unloaded(names: list[str]) -> str:
         f"vLLM's model has weights that the policy's does not send, and would sample with others: {listed(names)}. "
         "The two build different models of this config: choose rollout=hf, or another version of vLLM"
     )
+
+
+def check_loaded(client: ServerClient, workers: list[list[str] | None]) -> None:
+    """Raises `BadResponse` where a worker of a server has parameters that got no weights; None: it does not tell."""
+    for missing in workers:
+        if missing:
+            raise client.bad_response(unloaded(missing))

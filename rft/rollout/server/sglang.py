@@ -224,7 +224,7 @@ class SGLangApi:
         body = {"master_address": place.address, "master_port": place.port, "group_name": place.name}
         body |= {"world_size": place.size, "rank_offset": 1, "backend": place.backend}
         self._groups[client] = place.name
-        await group.join(client.post("/init_weights_update_group", body), authenticated=checked)
+        await group.join(client.post("/init_weights_update_group", body), group.check_token if checked else None)
         return group
 
     async def sleep(self, client: ServerClient) -> None:

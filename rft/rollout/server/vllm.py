@@ -24,7 +24,7 @@ from rft.remote.requests import Call
 from rft.remote.server_process import LOCAL
 from rft.rollout.engine.base import EngineContext, Request
 from rft.rollout.engine.sampling import Sampling
-from rft.rollout.engine.vllm_checks import check_sampling, check_speculation, unloaded
+from rft.rollout.engine.vllm_checks import check_loaded, check_sampling, check_speculation
 from rft.rollout.engine.vllm_lora import KEYS, MERGE, check_adapters, room
 from rft.rollout.engine.vllm_media import check_server, media_arguments
 from rft.rollout.engine.vllm_memory import cache_arguments
@@ -44,6 +44,7 @@ from rft.rollout.server.server_api import (
     labelled_version,
     python_path,
 )
+from rft.rollout.server.weights import vllm_transfer
 from rft.rollout.server.weights.broadcast import BroadcastGroup, MakeGroup
 from rft.rollout.server.weights.buckets import missing_tensors
 from rft.rollout.server.weights.version import WeightVersion
@@ -235,18 +236,23 @@ class VLLMApi:
             await client.post("/pause?mode=abort")
 
     async def join(self, client: ServerClient, make: MakeGroup) -> BroadcastGroup:
-        """Lets the workers join, which need `Receiver`."""
+        """Lets the workers join, which need `Receiver`, or vLLM's own weight transfer."""
         config = await self._config(client)
         workers = config["parallel_config"]
-        if not has_receiver(config):
-            raise client.bad_response(
-                f"its workers cannot join a process group: {WITH_RECEIVER}, or set {KEY}.transport=folder"
-            )
         if workers["data_parallel_size"] != 1:
             raise client.bad_response(f"it has data_parallel_size above 1; set {KEY}.transport=folder")
         group = make([config["device_config"]["device"]] * workers["world_size"])
-        arguments = vars(group.rendezvous) | {"timeout_s": group.timeout_s}
-        await group.join(self._workers(client, "rft_join", kwargs=arguments), authenticated=True)
+        if has_receiver(config):
+            arguments = vars(group.rendezvous) | {"timeout_s": group.timeout_s}
+            await group.join(self._workers(client, "rft_join", kwargs=arguments), group.check_token)
+        elif vllm_transfer.possible(config, group):
+            await vllm_transfer.join(client, group)
+        else:
+            raise client.bad_response(
+                f"its workers cannot join a process group: {WITH_RECEIVER}; or, where rank 0 and its workers have GPUs "
+                f"of their own and {KEY}.deltas is false, start it with {vllm_transfer.FLAG} and set "
+                f"{KEY}.transport=group; or set {KEY}.transport=folder"
+            )
         return group
 
     async def sleep(self, client: ServerClient) -> None:
@@ -331,7 +337,9 @@ class VLLMApi:
             await self._workers(client, "update_config", args=[{"load_config": {"load_format": "safetensors"}}])
             load = "rft_load" if has_receiver(config) else "reload_weights"
             check_loaded(client, await self._workers(client, load, kwargs={"weights_path": str(weights.folder)}))
-        elif buckets := missing_tensors(weights, before):
+        elif (buckets := missing_tensors(weights, before)) and not has_receiver(config):
+            await vllm_transfer.send(client, group, buckets)
+        elif buckets:
             arguments = {"backend": group.rendezvous.backend, "timeout_s": group.timeout_s}
             arguments |= {"buckets": [bucket.about() for bucket in buckets], "deltas": group.copies is not None}
             if handles := group.share(max(bucket.size() for bucket in buckets)):
@@ -357,13 +365,6 @@ class VLLMApi:
 def has_receiver(config: Any) -> bool:
     """True if the workers of a server were started with `Receiver`."""
     return RECEIVER.rpartition(".")[0] in config["parallel_config"]["worker_extension_cls"]
-
-
-def check_loaded(client: ServerClient, workers: list[list[str] | None]) -> None:
-    """Raises `BadResponse` where a worker has parameters that got no weights; None: the worker does not tell."""
-    for missing in workers:
-        if missing:
-            raise client.bad_response(unloaded(missing))
 
 
 @PROMPT_LOGPROBS.register("vllm")

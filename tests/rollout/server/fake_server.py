@@ -29,11 +29,15 @@ SERVER_INFO = {
         "device_config": {"device": "cpu"},
         "lora_config": None,
         "speculative_config": None,
+        "weight_transfer_config": None,
     },
     "device": "cpu", "dtype": "float32", "tp_size": 1, "dp_size": 1, "pp_size": 1, "enable_memory_saver": False,
 }  # fmt: skip
 
-
+TRANSFER = [  # the messages of vLLM's own weight transfer
+    "/shutdown_weight_transfer_engine", "/init_weight_transfer_engine", "/start_weight_update", "/update_weights",
+    "/finish_weight_update",
+]  # fmt: skip
 PARTS = frozenset(("weights", "kv_cache"))
 
 
@@ -227,6 +231,10 @@ class FakeServer:
             if not self.workers.message(path, body, self.wait_s):
                 return 400, {"success": False, "message": "as its workers say"}
             self.take(checksum(self.workers.held))
+        elif path in TRANSFER:
+            self.workers.transfer(path, body, self.wait_s)
+            if "engine" not in path:
+                self.take(checksum(self.workers.held))
         elif path == "/update_weight_version":
             self.version = body["new_version"]
         elif path != "/reset_prefix_cache":

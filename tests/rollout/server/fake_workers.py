@@ -1,13 +1,16 @@
 """The workers of a fake server: they join real process groups, vLLM's with what it is really given for that."""
 
+import base64
 from contextlib import suppress
 from datetime import timedelta
+from math import prod
 
 import torch
 from torch.distributed import TCPStore
 
 from rft.rollout.server.remote import rft_receiver
 from rft.rollout.server.remote.rft_receiver import Receiver, join
+from tests.rollout.server.vllm_plugin.nccl_over_gloo import VLLMNCCL
 
 
 class Workers(Receiver):
@@ -15,12 +18,15 @@ class Workers(Receiver):
 
     Attributes:
         loads: the names of the tensors of every load.
+        groups: those that it is in, by name.
+        updating, broken: an update of vLLM's own transfer is open; one broke off, and no other has ended since.
     """
 
     def __init__(self):
         self.rank, self.device = 0, torch.device("cpu")
         self.held, self.loads = {}, []
         self.groups = {}
+        self.updating = self.broken = False
 
     def rft_load(self, weights_iterator):
         found = {name: tensor.numpy().tobytes() for name, tensor in weights_iterator}
@@ -49,3 +55,33 @@ class Workers(Receiver):
             self.loads.append(sorted(found))
             return True
         return False
+
+    def transfer(self, path, body, seconds):
+        """What vLLM's worker does with a message of its own weight transfer; raises RuntimeError where that raises."""
+        if self.updating != (path in ("/update_weights", "/finish_weight_update")) and "init" not in path:
+            raise RuntimeError(f"{path}: an update is {'open' if self.updating else 'not open'}")
+        if path == "/shutdown_weight_transfer_engine":
+            self.groups.clear()
+        elif path == "/init_weight_transfer_engine":
+            about = body["init_info"]
+            identity = base64.b64decode(about["nccl_unique_id_b64"], validate=True)
+            place = about["rank_offset"] + self.rank, about["world_size"]
+            self.groups["own"] = VLLMNCCL(identity, *place, "cpu", timeout=timedelta(seconds=seconds)).group
+        elif path == "/update_weights":
+            self.updating, broken, self.broken = False, self.broken, True
+            found = self.unpack(**body["update_info"], seconds=seconds)
+            self.held |= {name: b"mixed up" if broken else tensor.numpy().tobytes() for name, tensor in found.items()}
+            self.loads.append(sorted(found))
+            self.updating, self.broken = True, broken
+        else:
+            self.updating = path == "/start_weight_update"
+            self.broken = self.broken and self.updating
+
+    def unpack(self, names, dtype_names, shapes, seconds):
+        """Tensors of one message, by name."""
+        dtypes = [getattr(torch, name) for name in dtype_names]
+        sizes = [prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)]
+        packed = torch.empty(sum(sizes), dtype=torch.uint8)
+        rft_receiver.broadcast(self.groups["own"], packed, seconds)
+        about = zip(names, packed.split(sizes), dtypes, shapes, strict=True)
+        return {name: part.view(dtype).view(shape) for name, part, dtype, shape in about}

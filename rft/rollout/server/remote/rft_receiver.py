@@ -55,16 +55,22 @@ def join(store: Store, name: str, rank: int, size: int, backend: str, timeout_s:
     Raises:
         RuntimeError: the other members do not join in time.
     """
-    store, timeout = PrefixStore(f"{name}/", PrefixStore(name, store)), timedelta(seconds=timeout_s)
+    store, timeout = group_store(store, name, backend), timedelta(seconds=timeout_s)
     if backend == "gloo":
         how = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch's stubs lack it
         how._devices, how._timeout = [ProcessGroupGloo.create_device(hostname=host)], timeout
-        return ProcessGroupGloo(PrefixStore("cpu/", store), rank, size, how)
+        return ProcessGroupGloo(store, rank, size, how)
     from torch.distributed import ProcessGroupNCCL  # not in builds for the CPU
 
     options = ProcessGroupNCCL.Options()
     options._timeout = 2 * timeout  # its watchdog ends the process; `broadcast` raises first
-    return ProcessGroupNCCL(PrefixStore("cuda/", store), rank, size, options)
+    return ProcessGroupNCCL(store, rank, size, options)
+
+
+def group_store(store: Store, name: str, backend: str) -> Store:
+    """The part of a store in which a process group has its keys, as torch itself nests them."""
+    device = {"gloo": "cpu", "nccl": "cuda"}[backend]
+    return PrefixStore(f"{device}/", PrefixStore(f"{name}/", PrefixStore(name, store)))
 
 
 def authenticate(group: Any, rank: int, size: int, token: str, device: torch.device, timeout_s: float) -> None:

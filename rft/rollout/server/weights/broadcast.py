@@ -26,10 +26,14 @@ from rft.rollout.server.options import Servers
 from rft.rollout.server.remote.rft_receiver import (
     authenticate,
     broadcast,
+    group_store,
     join,
     own_address,
 )
 from rft.rollout.server.remote.rft_shared_memory import Handle, SharedMemory
+
+NCCL_ID = "0"  # the key under which torch writes the id of a group's first NCCL communicator
+POLL_S = 0.01  # seconds between looks for it
 
 
 @dataclass(frozen=True)
@@ -97,11 +101,11 @@ class BroadcastGroup:
         name, size = f"rft-{uuid.uuid4().hex}", len(devices) + 1
         self.rendezvous = Rendezvous(address, port, name, size, backend, secrets.token_hex(32))
 
-    async def join(self, call: Coroutine[Any, Any, Any], authenticated: bool) -> Any:
+    async def join(self, call: Coroutine[Any, Any, Any], first: Callable[[Any], None] | None) -> Any:
         """Forms the group while a call lets the workers join; returns what the call returns.
 
         Args:
-            authenticated: all members check that the others have the token of the rendezvous.
+            first: what all members do first with the group: `check_token` or `warm_up`; None: nothing.
 
         Raises:
             RequestFailed: the group was not formed; or what the call raises.
@@ -110,12 +114,28 @@ class BroadcastGroup:
         def join_group() -> None:
             about = self.rendezvous
             group = join(self._store, about.name, 0, about.size, about.backend, self.timeout_s, about.address)
-            if authenticated:
-                device = self.device if about.backend == "nccl" else torch.device("cpu")
-                authenticate(group, 0, about.size, about.token, device, self.timeout_s)
+            if first is not None:
+                first(group)
             self._group = group
 
         return await self._during(call, join_group)
+
+    def check_token(self, group: Any) -> None:
+        """Checks that all members have the token of the rendezvous. Raises RuntimeError where one has another."""
+        about = self.rendezvous
+        device = self.device if about.backend == "nccl" else torch.device("cpu")
+        authenticate(group, 0, about.size, about.token, device, self.timeout_s)
+
+    def warm_up(self, group: Any) -> None:
+        """Sums one number of each member. Raises RuntimeError where a member does not take part."""
+        group.allreduce([torch.zeros(1, device=self.device)]).wait(timedelta(seconds=self.timeout_s))
+
+    async def nccl_id(self) -> bytes:
+        """The id by which others join the group's NCCL communicator; waits until rank 0 begins its first collective."""
+        store = group_store(self._store, self.rendezvous.name, "nccl")
+        while not store.check([NCCL_ID]):
+            await asyncio.sleep(POLL_S)
+        return bytes(store.get(NCCL_ID))
 
     def share(self, size: int) -> list[Handle]:
         """Makes the memory through which `send` sends messages, one after another.

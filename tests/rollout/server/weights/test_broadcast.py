@@ -14,54 +14,26 @@ from rft.rollout.server.remote import rft_receiver
 from rft.rollout.server.remote.rft_shared_memory import SharedMemory
 from rft.rollout.server.weights import buckets
 from tests.rollout.server import fake_server
-from tests.rollout.server.fake_server import FakeServer
+from tests.rollout.server.fake_server import TRANSFER, FakeServer
 from tests.rollout.server.fake_workers import Workers
 from tests.rollout.server.real_servers import memory_of, until
-from tests.rollout.server.scripted import SAMPLING, requests, right, said, weights
+from tests.rollout.server.weights.outcomes import BOUND, OWN, committed, outcome
 
 MESSAGES = {
     "vllm": ["/collective_rpc rft_join", "/collective_rpc rft_receive"],
     "sglang": ["/init_weights_update_group", "/update_weights_from_distributed", "/update_weight_version"],
 }
 RECEIVE = {kind: MESSAGES[kind][1] for kind in MESSAGES}
-WAYS = [("vllm", "group"), ("vllm", "ipc"), ("sglang", "group")]
+WAYS = [("vllm", "group"), ("vllm", "ipc"), ("vllm", OWN), ("sglang", "group")]
 EVERY = [(kind, "group", message) for kind, messages in MESSAGES.items() for message in messages]
 EVERY += [("vllm", "ipc", f"/collective_rpc {method}") for method in ("rft_map", "rft_receive")]
+EVERY += [("vllm", OWN, path) for path in TRANSFER]
 FAULTS = ["drop", "lose", "twice", "late", "corrupt", 400, "never"]
-BOUND = 6.0  # seconds that an outcome may take here; deadlines are far below
 
 
-@pytest.fixture
-def served(fakes, engine):
-    """An engine whose servers are given weights through process groups, and the servers, which serve version 0."""
-
-    def make(kind, count=1, sync_s=0.4, **options):
-        servers = fakes(count)
-        for server in servers:
-            server.workers, server.wait_s = Workers(), sync_s
-        samples = engine(kind, servers, **{"transport": "group", "poll_s": 0.01} | options)
-        assert outcome(samples, 0) == ""
-        samples._options.sync_s = sync_s
-        return samples, servers
-
-    return make
-
-
-def outcome(samples, version, tensors=None):
-    """What a sync comes to: empty where it is committed, else the error."""
-    begun = time.monotonic()
-    try:
-        samples.update_weights(version, (tensors or weights(version)).items())
-        return ""
-    except OSError as error:
-        return str(error)
-    finally:
-        assert time.monotonic() - begun < BOUND
-
-
-def committed(samples, version):
-    """Whether what is sampled now is of the version alone."""
-    return said(samples.generate(requests(2), SAMPLING)) == right(requests(2), version)
+def receive(kind, transport):
+    """The message with which weights are received."""
+    return "/update_weights" if transport == OWN else RECEIVE[kind]
 
 
 def test_memory_is_used_again_for_every_bucket(served, monkeypatch):
@@ -142,8 +114,8 @@ def test_a_message_of_a_group_that_fails_once(served, kind, transport, message, 
     monkeypatch.setattr(logging.getLogger("rft.rollout.server.server_pool"), "disabled", True)
     samples, [server] = served(kind, transport=transport)
     for version, fault in enumerate(FAULTS, 1):
-        if "join" in message or "init" in message:
-            server.faults[RECEIVE[kind]] = [400]  # so that there must be another group
+        if any(word in message for word in ("join", "init", "shutdown")):
+            server.faults[receive(kind, transport)] = [400]  # so that there must be another group
         calls, server.faults[message] = server.calls[message], [fault]
         assert outcome(samples, version) == "", f"{fault}: there is time to do it again"
         assert server.calls[message] > calls and committed(samples, version), fault
@@ -154,7 +126,7 @@ def test_a_message_of_a_group_that_fails_once(served, kind, transport, message, 
 def test_a_message_of_a_group_that_always_fails(served, kind, transport, message):
     samples, [bad, good] = served(kind, 2, retries=0, transport=transport)
     for version, fault in enumerate((400, "never"), 1):
-        bad.faults[RECEIVE[kind]] = [400]
+        bad.faults[receive(kind, transport)] = [400]
         bad.always[message] = fault
         assert outcome(samples, version) == "" and committed(samples, version), "the other server is not held up"
     if message == RECEIVE["sglang"]:
