@@ -4,6 +4,9 @@ They run in the environment of the interpreter that RFT_VLLM_PYTHON names, or of
 """
 
 import asyncio
+import copy
+import os
+import signal
 import threading
 
 import pytest
@@ -17,9 +20,10 @@ from rft.remote.http_client import RequestRefused
 from rft.rollout.engine.base import Request
 from rft.rollout.engine.sampling import Sampling, truncate
 from rft.rollout.server.options import Servers
-from rft.rollout.server.vllm import VLLMServers
+from rft.rollout.server.vllm import FIXED, VLLMServers
 from rft.rollout.server.weights.version import WeightVersion
 from tests.helpers import engine_context, yaml_options
+from tests.rollout.server.own_transfer import PLUGIN, use_gloo
 from tests.rollout.server.real_servers import (
     QUIET,
     TOKEN,
@@ -51,13 +55,13 @@ def model():
     return tied_model(VOCABULARY)
 
 
-def started(model, folder, count):
+def started(model, folder, count, **arguments):
     """An engine whose servers are coming up."""
     python = interpreter("vllm") or pytest.skip("RFT_VLLM_PYTHON names no interpreter, and this one has no vllm")
     options = yaml_options("rollout/engine/servers/_base.yaml", count=count, python=python, poll_s=0.5)
     tokenizer = characters(alphabet="0123456789abcdefghijklmnop ")
     tokenizer.chat_template = "{{ messages[-1].content }}"
-    context = engine_context(model, tokenizer, folder, start("cpu"), **ARGUMENTS)
+    context = engine_context(model, tokenizer, folder, start("cpu"), **ARGUMENTS, **arguments)
     return VLLMServers(context, Servers(**options), merge_lora=True)
 
 
@@ -218,6 +222,33 @@ def test_new_weights_are_served_and_old_prefixes_forgotten(engine, model, monkey
             assert least < sent < most, "all, a layer, seven elements"
             assert not [pid for server in engine._servers for pid in processes_of(server.client.port) if memory_of(pid)]
         assert {number for group in found for c in group for number in c.versions} == {version}
+
+
+@pytest.mark.slow
+def test_workers_without_the_receiver_get_weights_by_vllms_own_transfer(model, tmp_path, monkeypatch):
+    for name, value in QUIET.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTHONPATH", PLUGIN)
+    monkeypatch.delitem(FIXED, "worker_extension_cls")
+    use_gloo(monkeypatch)
+    model, requests = copy.deepcopy(model), [Request(PROMPT, list(range(8)))]
+    whole = sum(weight.nbytes for weight in model.state_dict().values()) / 2**20
+    engine = started(model, tmp_path, 1, weight_transfer_config={"backend": "nccl"})
+    try:
+        monkeypatch.setattr(engine._options, "transport", "group")
+        for version, part, most in ((1, "", 1.01), (2, "", 1.01), (3, "1.self_attn.q_proj", 0.6), (4, "", 1.01)):
+            if version == 4:
+                for number in processes_of(engine._servers[0].client.port):
+                    os.kill(number, signal.SIGKILL)
+            for name, weight in model.named_parameters():
+                weight += 0.1 * torch.randn_like(weight) * (part in name)
+            engine.update_weights(version, model.state_dict().items())
+            found = engine.generate(requests, how())
+            assert gap(model, requests, found) < 1e-4
+            assert {number for group in found for c in group for number in c.versions} == {version}
+            assert most - 0.2 < engine.health()["sent_mib"] / whole < most
+    finally:
+        engine.close()
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ class TorchNCCL:
         return self._joined().broadcast(tensors, options)
 
     def abort(self):
-        self._group = None
+        self._group.abort()
 
 
 class VLLMNCCL:
