@@ -14,6 +14,10 @@ class FailedError(Exception):
     """A check failed; the message is its reason."""
 
 
+class TooFewGPUsError(Exception):
+    """The machine has fewer GPUs than a check needs; the message names the number."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """Where and how a check runs.

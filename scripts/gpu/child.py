@@ -7,7 +7,7 @@ import traceback
 from dataclasses import asdict
 from pathlib import Path
 
-from gpu.checks import FailedError, Setting, all_checks
+from gpu.checks import FailedError, Setting, TooFewGPUsError, all_checks
 
 
 def main(name: str, folder: Path, out: Path, device: str) -> None:
@@ -19,6 +19,8 @@ def main(name: str, folder: Path, out: Path, device: str) -> None:
         told = {"status": "passed", **asdict(check.run(Setting(folder, out, device == "cpu")))}
     except FailedError as error:
         told = {"status": "failed", "reason": str(error)}
+    except TooFewGPUsError as error:
+        told = {"status": "needs a GPU", "reason": str(error)}
     except Exception as error:  # noqa: BLE001  any error of a check is its result
         traceback.print_exc()
         told = {"status": "failed", "reason": f"{type(error).__name__}: {error}"[:600]}

@@ -70,7 +70,7 @@ class Workers(Receiver):
         elif path == "/update_weights":
             self.updating, broken, self.broken = False, self.broken, True
             found = self.unpack(**body["update_info"], seconds=seconds)
-            self.held |= {name: b"mixed up" if broken else tensor.numpy().tobytes() for name, tensor in found.items()}
+            self.held |= {name: b"mixed up" for name in found} if broken else found
             self.loads.append(sorted(found))
             self.updating, self.broken = True, broken
         else:
@@ -78,10 +78,11 @@ class Workers(Receiver):
             self.broken = self.broken and self.updating
 
     def unpack(self, names, dtype_names, shapes, seconds):
-        """Tensors of one message, by name."""
+        """The bytes of the tensors of one message, by name."""
         dtypes = [getattr(torch, name) for name in dtype_names]
         sizes = [prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)]
         packed = torch.empty(sum(sizes), dtype=torch.uint8)
         rft_receiver.broadcast(self.groups["own"], packed, seconds)
         about = zip(names, packed.split(sizes), dtypes, shapes, strict=True)
-        return {name: part.view(dtype).view(shape) for name, part, dtype, shape in about}
+        views = {name: part.view(dtype).view(shape) for name, part, dtype, shape in about}
+        return {name: view.reshape(-1).view(torch.uint8).numpy().tobytes() for name, view in views.items()}

@@ -11,8 +11,9 @@ import pytest
 SCRIPTS = Path(__file__).parents[3] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 import gpu_check  # noqa: E402
+from gpu import child as child_process  # noqa: E402
 from gpu import runner  # noqa: E402
-from gpu.checks import Check, all_checks  # noqa: E402
+from gpu.checks import Check, TooFewGPUsError, all_checks  # noqa: E402
 
 ENDINGS = {
     'echo \'{"status": "passed", "figure": "7 tokens/s"}\' > $4/found.json': ("passed", "7 tokens/s"),
@@ -62,6 +63,16 @@ def test_the_report_has_every_check_also_those_that_do_not_run(child, tmp_path, 
     assert runner.run(tmp_path, True, ["thr"], 0.0) == 0
     with pytest.raises(SystemExit, match="--only four: no check begins so; there are one, two, three"):
         runner.run(tmp_path, True, ["four"], 0.0)
+
+
+def test_a_check_that_finds_too_few_gpus_has_not_failed(tmp_path, monkeypatch):
+    def needs_two(setting):
+        raise TooFewGPUsError("two")
+
+    monkeypatch.setattr(child_process, "all_checks", lambda: [Check("pair", "two GPUs", needs_two, rank=1, seconds=5)])
+    child_process.main("pair", tmp_path / "work", tmp_path, "gpu")
+    found = json.loads((tmp_path / "work" / "found.json").read_text())
+    assert found == {"status": "needs a GPU", "reason": "two"} and found["status"] not in runner.BAD
 
 
 def test_every_attention_and_float8_recipe_is_a_check_and_names_differ():

@@ -56,7 +56,7 @@ class TorchNCCL:
 class VLLMNCCL:
     """vLLM's `PyNcclCommunicator` as its workers use it: the first collective is a sum of one element."""
 
-    def __init__(self, identity, rank, world_size, device, library_path=None, timeout=timedelta(seconds=60)):
+    def __init__(self, identity, rank, world_size, device, library_path=None, timeout=timedelta(seconds=5)):
         assert len(identity) == ID_BYTES and 0 < rank < world_size
         self.group = gloo(identity, rank, world_size, timeout)
         self.group.allreduce([torch.zeros(1)]).wait(timeout)
