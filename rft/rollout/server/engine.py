@@ -90,7 +90,7 @@ class ServersEngine(ServableEngine):
         self._servers = [Server(client, float(servers.concurrency)) for client in clients]
         self._pool: ServerPool | None = None
         world.decide(lambda: write_model_folder(model, tokenizer, model_folder, context.media))
-        self._weight_store = WeightStore(folder / "weights", model_folder, servers.torch_dtype, world)
+        self._weight_store = WeightStore(folder / "weights", model_folder, servers.torch_dtype, world, servers.deltas)
         self.gather_options = self._weight_store.gather_options
         if world.rank == 0:
             self._processes = []
