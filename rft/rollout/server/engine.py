@@ -35,6 +35,7 @@ from rft.rollout.server.servable import ServableEngine
 from rft.rollout.server.server_api import Sampled, key_environment, server_prompt
 from rft.rollout.server.server_pool import ServerPool
 from rft.rollout.server.weights.store import WeightStore
+from rft.strategy.gather import GatherOptions
 from rft.rollout.server.weights.version import WeightVersion
 
 
@@ -52,6 +53,7 @@ class ServersEngine(ServableEngine):
 
     facts = EngineFacts(takes_arguments=True, takes_media=True, has_processor=True)
     sleep_arguments: ClassVar[dict[str, Any]] = {}
+    gather_options = GatherOptions(sharded=True)
 
     @classmethod
     def unread(cls, options: dict[str, Any]) -> dict[str, str]:
