@@ -35,8 +35,8 @@ from rft.rollout.server.servable import ServableEngine
 from rft.rollout.server.server_api import Sampled, key_environment, server_prompt
 from rft.rollout.server.server_pool import ServerPool
 from rft.rollout.server.weights.store import WeightStore
-from rft.strategy.gather import GatherOptions
 from rft.rollout.server.weights.version import WeightVersion
+from rft.strategy.gather import GatherOptions
 
 
 class ServersEngine(ServableEngine):
