@@ -108,6 +108,22 @@ class World:
         received = [data.numpy().tobytes() for data in incoming.cpu().split(received_sizes.tolist())]
         return [items[rank] if rank == self.rank else pickle.loads(data) for rank, data in enumerate(received)]
 
+    def gather_bytes(self, data: Tensor, lengths: list[int]) -> list[Tensor]:
+        """The bytes of every rank, in rank order, on rank 0; elsewhere nothing.
+
+        Args:
+            data: of this rank, (n,) uint8.
+            lengths: n of every rank, the same on all.
+        """
+        if self.size == 1:
+            return [data]
+        here = self.rank == 0
+        incoming = torch.empty(sum(lengths) if here else 0, dtype=torch.uint8, device=self.device)
+        sizes = lengths if here else [0] * self.size
+        with self.wait.within("gather_bytes"):
+            dist.all_to_all_single(incoming, data.to(self.device), sizes, [len(data)] + [0] * (self.size - 1))
+        return [*incoming.cpu().split(lengths)] if here else []
+
     def decide(self, choose: Callable[[], Any]) -> Any:
         """Calls `choose` on rank zero and broadcasts the result; its ValueError or OSError is raised on every rank."""
         result: list[Any] = [None, None]  # value, error

@@ -53,6 +53,7 @@ def main() -> None:
         "given": given.tolist(),
         "count": world.all_sum(torch.tensor(3 + world.rank)).item(),
         "gather": world.gather({"rank": world.rank}),
+        "bytes": [data.tolist() for data in world.gather_bytes(torch.tensor([7, 8][: world.rank]).byte(), [0, 1])],
         "decided": world.decide(lambda: asked.append(world.rank) or f"chosen by {world.rank}"),
         "asked": asked,
         "refused": answer,

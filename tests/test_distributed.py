@@ -18,6 +18,8 @@ def test_one_process_is_a_world():
     assert given.tolist() == [1.0, 2.0] and not total.requires_grad
     thing = object()
     assert world.gather(thing) == [thing]
+    data = torch.tensor([7], dtype=torch.uint8)
+    assert world.gather_bytes(data, [1]) == [data]
     [parcel] = world.exchange([thing])
     assert parcel is thing
     assert world.decide(lambda: thing) is thing
@@ -63,6 +65,7 @@ def test_two_processes(torchrun, tmp_path):
             "given": [1.0 + rank, 10.0 + 10 * rank],
             "count": 7,
             "gather": [{"rank": 0}, {"rank": 1}],
+            "bytes": [[], [7]] if rank == 0 else [],
             "decided": "chosen by 0",
             "asked": [0] if rank == 0 else [],
             "refused": "seed: no",

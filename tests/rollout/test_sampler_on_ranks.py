@@ -71,29 +71,51 @@ def test_a_rank_copies_its_rows_alone(name, ranks):
 
 
 @pytest.mark.slow
-def test_without_a_shared_folder_rank_zero_gathers_and_the_others_hold_a_shard(ranks):
+def test_ranks_without_the_folder_send_their_rows_to_rank_zero(ranks):
     first, *others = ranks
     _, largest = sizes(first)
-    # two open files, two in work, a copy, the tensor, and one that gloo holds
-    assert 2 * largest < grown(first["store, apart"], "write 0")[0] < 7 * largest + SLACK
+    # two open files, two in work and a copy of its own rows, and the received ones of two files
+    assert grown(first["store, apart"], "write 0")[0] < 5 * -(-largest // len(ranks)) + 2 * largest + SLACK
+    assert first["store, apart"]["sent"] == [0, 0]
     for found in others:
-        shard = -(-largest // len(ranks))
-        assert grown(found["store, apart"], "write 0")[0] < 2 * shard + SLACK  # that of the one before may be sent
+        assert grown(found["store, apart"], "write 0")[0] < 6 * -(-largest // len(ranks)) + SLACK
+    for name, itemsize in (("store, apart", 4), ("store, deltas", 2)):
+        parts = [found[name]["sent"][0] for found in others]
+        share = sizes(first, itemsize)[0] / len(ranks)
+        assert all(abs(sent / share - 1) < 0.01 for sent in parts), "padding, and rows that do not divide"
+
+
+@pytest.mark.slow
+def test_ranks_without_the_folder_send_changed_elements_alone(ranks):
+    for found in ranks[1:]:
+        # three positions of 4 bytes and three values of 2, both aligned
+        assert found["store, deltas"]["sent"][1] == 16 + 16 < found["store, apart"]["sent"][1]
+        rows = found["store, deltas"]["sent"][0]
+        assert abs(grown(found["store, deltas"], "write 1")[1] / rows - 1) < 0.01, "it keeps a copy of its rows"
+    if len(ranks) == 4:  # two machines
+        sent = [found["store, two machines"]["sent"] for found in ranks]
+        assert sent[:2] == [[0, 0], [0, 0]] and all(0 < after < before / 20 for before, after in sent[2:])
 
 
 @pytest.mark.slow
 def test_the_store_has_the_weights_bit_by_bit(ranks):
+    halves = ("store, bfloat16", "store, deltas")
     for name in [name for name in ranks[0] if name.startswith("store")]:
-        dtype = torch.bfloat16 if name == "store, bfloat16" else torch.float32
-        for found in ranks if name != "store, apart" else ranks[:1]:
+        for found in ranks:
             weights, full = found[name]["weights"], found[name]["full"]
             assert weights.keys() == full.keys()
+            dtype = torch.bfloat16 if name in halves else torch.float32
             assert all(torch.equal(weights[key], tensor.to(dtype)) for key, tensor in full.items())
         assert len(ranks[0][name]["changed"]) == 1, "one parameter is another in the second version"
         most = max(len(parts) for parts in ranks[0][name]["parts"].values())
-        writers = {"store, apart": 1, "store, replicas": 2}
-        assert most == writers.get(name, len(ranks))
+        assert most == (2 if name == "store, replicas" else len(ranks))
         assert all(found[name]["parts"] == ranks[0][name]["parts"] for found in ranks)
+
+
+@pytest.mark.slow
+def test_a_version_that_rank_zero_cannot_read_is_the_error_of_all(ranks):
+    for error in (found["lost"] for found in ranks):
+        assert "v0/model-1-" in error and "No such file" in error
 
 
 @pytest.mark.slow

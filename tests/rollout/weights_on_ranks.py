@@ -23,7 +23,7 @@ from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import EngineSampler
 from rft.rollout.server.weights import store
 from rft.strategy.fsdp2 import FSDP2
-from rft.strategy.gather import WHOLE
+from rft.strategy.gather import WHOLE, to_local
 from tests.helpers import MODEL, engine_context, make_actor, make_optimizer, make_strategy
 
 SHAPE = MODEL | {"hidden_size": 64, "intermediate_size": 1001}  # rows that do not divide over two ranks or four
@@ -66,6 +66,18 @@ class Counted:
         return {name: (peaks[name], peaks[f"after {name}"]) for name in self._calls}
 
 
+class Sending(World):
+    """The world, and the bytes that this rank sent to rank 0."""
+
+    def __init__(self, world: World) -> None:
+        self.__dict__ |= vars(world)
+        self.sent: list[int] = []
+
+    def gather_bytes(self, data: torch.Tensor, lengths: list[int]) -> list[torch.Tensor]:
+        self.sent.append(len(data))
+        return super().gather_bytes(data, lengths)
+
+
 def engine(world: World, dtype: str, own: Any = None) -> dict[str, Any]:
     """The engine hf takes weights twice, samples and sleeps; `dtype` and `own` are that of the trainer and the key."""
     counted = Counted(world, {}, dtype=dtype)
@@ -87,12 +99,19 @@ def stored(
     folder: Path,
     dtype: torch.dtype | None = None,
     actor: Any = MappingProxyType({}),
+    changed: int | None = None,
     **strategy: Any,
 ) -> dict[str, Any]:
-    """The ranks write two versions of the weights of a sharded model for servers; the second changes a tensor."""
+    """The ranks write two versions of the weights of a sharded model for servers; the second changes a tensor.
+
+    Args:
+        changed: the number of elements of each rank that change, and the store sends changed elements only; None: all.
+    """
     counted = Counted(world, actor, **strategy)
-    written = store.WeightStore(folder, None, dtype, world)
+    sending = Sending(world)
+    written = store.WeightStore(folder, None, dtype, sending, changed is not None)
     initial = {name: tensor.clone() for name, tensor in counted.actor.weights(WHOLE)}
+    sent: list[int] = []
     for version in range(2):
         weights = counted.actor.weights(written.gather_options)
         counted.call(f"write {version}", lambda: written.keep(written.write(version, weights)))  # noqa: B023
@@ -101,13 +120,17 @@ def stored(
         if version == 0:
             before = kept.tensors
             with torch.no_grad():
-                [each for each in counted.actor.network.parameters() if each.requires_grad][-1].add_(1.0)
+                last = [each for each in counted.actor.network.parameters() if each.requires_grad][-1]
+                to_local(last).view(-1)[:changed].add_(1.0)
+        sent.append(sum(sending.sent))
+        sending.sent.clear()
     here = kept.folder.exists()
     found = {name: kept.read(name) for name in kept.tensors} if here else {}
     kept.verify() if here else None
     full = {name: tensor.clone() for name, tensor in counted.actor.weights(WHOLE)}
     return {
         "bytes": counted.bytes(),
+        "sent": sent,
         "weights": found,
         "initial": initial,
         "full": full,
@@ -130,6 +153,23 @@ def failed(world: World, folder: Path) -> tuple[str, list[str]]:
     return error, [path.name for path in folder.iterdir()]
 
 
+def lost(world: World, folder: Path) -> str:
+    """The error where rank 0 cannot read the version before, whose changed elements another rank sends."""
+    actor = make_actor(world, make_strategy(world), make_optimizer(), model_config=SHAPE, micro_batch_tokens=99)
+    written = store.WeightStore(folder, None, None, world, deltas=True)
+    written.keep(written.write(0, actor.weights(written.gather_options)))
+    with torch.no_grad():
+        to_local([*actor.network.parameters()][-1]).view(-1)[:3].add_(1.0)
+    if world.rank == 0:
+        for path in (folder / "v0").glob("*.safetensors"):
+            path.unlink()
+    try:
+        written.write(1, actor.weights(written.gather_options))
+    except OSError as error:
+        return str(error)
+    return ""
+
+
 def full_disk(file: int) -> None:
     raise OSError(28, "No space left on device")
 
@@ -147,9 +187,13 @@ def main() -> None:
         "store, bfloat16": stored(world, folders / "bfloat16", HALF),
         "store, adapters": stored(world, folders / "adapters", None, {"lora": LORA}),
         "store, apart": stored(world, folders / f"of rank {world.rank}"),
+        "store, deltas": stored(world, folders / f"of rank {world.rank}", HALF, changed=3),
+        "lost": lost(world, folders / f"lost of rank {world.rank}"),
         "failed": failed(world, folders / "full"),
     }
     if world.size == 4:
+        machine = folders / f"of machine {world.rank // 2}"
+        found["store, two machines"] = stored(world, machine, None, {"lora": LORA}, changed=3)
         found["store, replicas"] = stored(world, folders / "replicas", replicas=2)
         found["store, tensor parallel"] = stored(
             world, folders / "tensor", None, {"model_config": EVEN}, tensor_parallel=2

@@ -135,8 +135,10 @@ class PlanJob(Job):
     def start_sampler(self, world: World, policy: TrainableModel, loaded: Datasets, folder: Path) -> Sampler:
         """A stub in front of the run's engine, or of a stub if that engine does not run on tensors of this process."""
         assert isinstance(loaded.encoder, StubEncoder)
-        plain = self.engine.factory.facts.plain_torch
-        own = super().start_sampler(world, policy, loaded, folder) if plain else EngineSampler(StubEngine())
+        kind = self.engine.factory
+        plain = kind.facts.plain_torch
+        stub = EngineSampler(StubEngine(kind.gather_options))
+        own = super().start_sampler(world, policy, loaded, folder) if plain else stub
         return StubSampler(loaded.encoder, own)
 
     def _sharded_terms(self, world: World) -> list[ModelTerm]:

@@ -69,7 +69,14 @@ class StubEncoder(Encoder):
 
 
 class StubEngine(Engine):
-    """Replaces an engine that does not run on tensors of this process: reads the weights and keeps none."""
+    """Replaces an engine that does not run on tensors of this process: reads the weights and keeps none.
+
+    Args:
+        gather_options: of that engine.
+    """
+
+    def __init__(self, gather_options: GatherOptions) -> None:
+        self.gather_options = gather_options
 
     def generate(
         self, requests: list[Request], sampling: Sampling, on_completion: OnCompletion | None = None
@@ -78,7 +85,7 @@ class StubEngine(Engine):
         raise AssertionError("a stub samples nothing")
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Frees each tensor before the next one is gathered."""
+        """Frees each tensor before the next one is taken."""
         for _ in tensors:
             pass
 

@@ -36,6 +36,7 @@ from rft.rollout.server.server_api import Sampled, key_environment, server_promp
 from rft.rollout.server.server_pool import ServerPool
 from rft.rollout.server.weights.store import WeightStore
 from rft.rollout.server.weights.version import WeightVersion
+from rft.strategy.gather import GatherOptions
 
 
 class ServersEngine(ServableEngine):
@@ -52,6 +53,7 @@ class ServersEngine(ServableEngine):
 
     facts = EngineFacts(takes_arguments=True, takes_media=True, has_processor=True)
     sleep_arguments: ClassVar[dict[str, Any]] = {}
+    gather_options = GatherOptions(sharded=True)
 
     @classmethod
     def unread(cls, options: dict[str, Any]) -> dict[str, str]:
@@ -90,7 +92,7 @@ class ServersEngine(ServableEngine):
         self._servers = [Server(client, float(servers.concurrency)) for client in clients]
         self._pool: ServerPool | None = None
         world.decide(lambda: write_model_folder(model, tokenizer, model_folder, context.media))
-        self._weight_store = WeightStore(folder / "weights", model_folder, servers.torch_dtype, world)
+        self._weight_store = WeightStore(folder / "weights", model_folder, servers.torch_dtype, world, servers.deltas)
         self.gather_options = self._weight_store.gather_options
         if world.rank == 0:
             self._processes = []

@@ -46,6 +46,12 @@ CASES = {
     "computed again": ("strategy.activation_checkpointing=full",),
     "bfloat16": ("strategy=bf16",),
     "two ranks in bfloat16": ("plan.ranks=2", "strategy=bf16"),
+    "servers of two ranks": (
+        "plan.ranks=2",
+        "rollout=vllm_server",
+        "rollout.engine.servers.count=0",
+        "rollout.engine.servers.addresses=[here:1]",
+    ),
     "an engine in float32": ("strategy=bf16", "rollout.engine.dtype=float32"),
     "offloaded parameters": ("strategy.param_offload=all",),
     "offloaded": (
@@ -186,6 +192,11 @@ def test_the_engine_has_its_copy_from_the_sync_to_the_end_of_the_rollout(forecas
             assert 0.95 * size <= terms(name, stage)["engine"] <= 1.05 * size + 1024, (name, stage)
         for stage in ("annotate", "update"):
             assert terms(name, stage)["engine"] < 1024, (name, stage)
+
+
+def test_servers_have_no_copy_here_and_take_shards(terms):
+    sync = terms("servers of two ranks", "sync")
+    assert sync["engine"] == sync["gathered"] == 0 < terms("two ranks", "sync")["gathered"]
 
 
 def test_the_device_of_the_run_need_not_be_here(forecasts):

@@ -33,6 +33,7 @@ else:  # in a server
 About = list[tuple[str, str, list[int]]]  # name, dtype and shape of every tensor of a bucket
 WHOLE = -1  # instead of a number of changed elements: the whole tensor is sent
 ALIGNED = 16  # bytes
+CHECKSUM = 8  # bytes
 CHUNK = 2**16  # words of 64 bits that the checksum processes at once, so that they stay in a cache
 TOKEN_GROUP = "rft-token-"  # begins the name of a group for which SGLang's workers check a token
 FACTOR = -7046029254386353131  # 2^64 divided by the golden ratio, as in multiplicative hashing
@@ -120,7 +121,7 @@ def _synchronize(*tensors: Tensor) -> None:
 
 
 def room(about: About, changed: list[int]) -> tuple[list[int], int]:
-    """Offsets of the tensors of a bucket, and the length of the bucket with its checksum of 8 bytes.
+    """Offsets of the tensors of a bucket, and the length of the bucket with its checksum.
 
     Args:
         changed: for each tensor the number of changed elements that are sent, after their positions; or `WHOLE`.
@@ -130,7 +131,7 @@ def room(about: About, changed: list[int]) -> tuple[list[int], int]:
         size = getattr(torch, dtype).itemsize
         starts.append(end)
         end += _aligned(prod(shape) * size) if count == WHOLE else _aligned(4 * count) + _aligned(count * size)
-    return starts, end + 8
+    return starts, end + CHECKSUM
 
 
 def pack(about: About, changed: list[int], parts: Iterable[Sequence[Tensor]], packed: Tensor) -> Tensor:
@@ -138,19 +139,19 @@ def pack(about: About, changed: list[int], parts: Iterable[Sequence[Tensor]], pa
 
     Args:
         parts: of each tensor the whole, or positions (n,) int32 and new values (n,) of changed elements.
-        packed: is filled and returned, (bytes,) uint8, as long as `room` says.
+        packed: is filled and returned, (bytes,) uint8, as long as `room` says; with or without room for the checksum.
     """
     starts, _ = room(about, changed)
     for start, tensors in zip(starts, parts, strict=True):
         for tensor in tensors:
             packed[start : start + tensor.nbytes] = tensor.reshape(-1).view(torch.uint8)
             start += _aligned(tensor.nbytes)
-    return sealed(packed)
+    return packed
 
 
 def sealed(data: Tensor) -> Tensor:
-    """Writes the checksum of the other bytes into the last eight."""
-    data[-8:] = checksum(data[:-8]).view(torch.uint8)
+    """Writes the checksum of the other bytes into the last ones."""
+    data[-CHECKSUM:] = checksum(data[:-CHECKSUM]).view(torch.uint8)
     return data
 
 
@@ -352,7 +353,7 @@ class Receiver:
             changed = [WHOLE] * len(about)
             try:
                 if deltas:
-                    changed = take(8 * len(about) + 8)[:-8].view(torch.int64).tolist()
+                    changed = take(8 * len(about) + CHECKSUM)[:-CHECKSUM].view(torch.int64).tolist()
                 packed = take(room(about, changed)[1])
             except RuntimeError as error:
                 failures.append(f"bucket {number} of {len(buckets)}: {error}")
@@ -363,6 +364,6 @@ class Receiver:
         """The next bytes (length,) uint8. Raises RuntimeError where they do not arrive, or are damaged."""
         data = torch.empty(length, dtype=torch.uint8, device=device)
         broadcast(self.rft_group, data, timeout_s, memory)
-        if not torch.equal(checksum(data[:-8]), data[-8:].view(torch.int64)):
+        if not torch.equal(checksum(data[:-CHECKSUM]), data[-CHECKSUM:].view(torch.int64)):
             raise RuntimeError("it is not as it was sent")
         return data

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from rft.rollout.server.remote.rft_receiver import WHOLE, About, pack, room, sealed
 from rft.rollout.server.weights.broadcast import BroadcastGroup
+from rft.rollout.server.weights.deltas import sparse_delta
 from rft.rollout.server.weights.version import StoredTensor, WeightVersion
 
 BUCKET = 2**28
-INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,13 @@ class Bucket:
         about, copies = self.about(), group.copies
         if copies is None:
             whole = [WHOLE] * len(about)
-            yield pack(about, whole, ((tensor,) for tensor in self.tensors()), group.empty(room(about, whole)[1]))
+            packed = pack(about, whole, ((tensor,) for tensor in self.tensors()), group.empty(room(about, whole)[1]))
+            yield sealed(packed)
             return
         parts = [self._part(name, before, copies) for name in self.names]
         changed = [len(part[0]) if len(part) > 1 else WHOLE for part in parts]
         yield sealed(torch.tensor([*changed, 0]).view(torch.uint8).to(group.device))
-        yield pack(about, changed, parts, group.empty(room(about, changed)[1]))
+        yield sealed(pack(about, changed, parts, group.empty(room(about, changed)[1])))
 
     def _part(self, name: str, before: WeightVersion | None, copies: dict[str, str]) -> tuple[Tensor, ...]:
         new, stored = self.weights.read(name), self.weights.tensors[name]
@@ -63,15 +64,6 @@ class Bucket:
         if (old.dtype, old.shape, old.digest) != (stored.dtype, stored.shape, copies.get(name)):
             return (new,)
         return sparse_delta(new, before.read(name))
-
-
-def sparse_delta(new: Tensor, old: Tensor) -> tuple[Tensor, ...]:
-    """Positions (n,) int32 and new values (n,) of the elements that differ in any bit; or all of `new`, if smaller."""
-    new_bits, old_bits = (tensor.view(-1).view(INTEGERS[new.itemsize]) for tensor in (new, old))
-    places = (new_bits != old_bits).nonzero()[:, 0]  # (n,)
-    if new.numel() >= 2**31 or len(places) * (4 + new.itemsize) >= new.nbytes:
-        return (new,)
-    return places.int(), new.view(-1)[places]
 
 
 def missing_tensors(weights: WeightVersion, before: WeightVersion | None) -> list[Bucket]:

@@ -1,8 +1,8 @@
 """Weights for servers to read: one folder of safetensors files per version.
 
-Where all ranks can write to the folder, every rank writes its own rows into the files, and nothing is gathered; else
-rank 0 gathers and writes. Threads hash and write the files while the next tensors are copied. CPU memory of a rank: its
-rows of 2 `AHEAD` + 2 files and of one tensor.
+Every rank that sees the folder writes its own rows into the files; the other ranks send their rows to rank 0, which
+writes them. Threads hash and write the files while the next tensors are copied. CPU memory of a rank: its rows of
+2 `AHEAD` + 2 files and of one tensor. Rank 0 also has the rows that it writes for other ranks, of `AHEAD` + 1 files.
 
 A file whose tensors are equal to those of the version before is hard-linked. Tensors that have not changed are in files
 of their own from the next version on. So a frozen part is written twice, and no caller has to say which part that is.
@@ -17,68 +17,29 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from rft.distributed import SINGLE_PROCESS, World
-from rft.rollout.server.weights.version import (
-    METADATA,
-    Adapter,
-    StoredTensor,
-    WeightVersion,
-    digest_of,
-    joined,
-    raise_first,
+from rft.rollout.server.weights.rows import (
+    DTYPES,
+    FileParts,
+    FileRows,
+    Outgoing,
+    Rows,
+    message_size,
+    received,
+    stored,
+    write_rows,
 )
+from rft.rollout.server.weights.version import Adapter, StoredTensor, WeightVersion, raise_first
 from rft.strategy.gather import GatherOptions, own_rows
 
 FILE_BYTES = 2**26  # of a file at most, or those of its only tensor
 AHEAD = 4  # files that a rank hashes, and that it writes, at once
-DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}  # the names in files
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """A rank's rows of a tensor.
-
-    Attributes:
-        dtype, shape: of the whole tensor, as it is written.
-        first: the place of the rows among the bytes of the tensor.
-        data: the bytes of the rows (n,), in CPU memory.
-    """
-
-    dtype: torch.dtype
-    shape: list[int]
-    first: int
-    data: Tensor
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the whole tensor."""
-        return self.dtype.itemsize * torch.Size(self.shape).numel()
-
-    def stored(self, file: str, parts: list[tuple[int, str]]) -> StoredTensor:
-        """The tensor in a file, from the lengths and digests of the rows of all ranks."""
-        filled = [part for part in parts if part[0]] or parts[:1]
-        lengths, digests = zip(*filled, strict=True)
-        return StoredTensor(file, self.dtype, self.shape, [*lengths], joined([*digests]))
-
-
-_File = dict[str, _Rows]  # a rank's rows of the tensors of a file
-_Parts = dict[str, tuple[int, str]]  # their lengths and digests
 
 
 class WeightStore:
@@ -89,6 +50,8 @@ class WeightStore:
         model_folder: files that every version holds beside its weights, such as the config; or None.
         dtype: to which wider floating-point tensors are rounded, as a server that computes in it would; or None.
         world: of the ranks.
+        deltas: a rank that does not see the folder sends only the elements that differ from those of the version that
+            servers have, if these are fewer bytes. For that it keeps a copy of its rows in CPU memory.
 
     Attributes:
         kept: the version that servers have, on which the next one builds; None at first.
@@ -96,7 +59,12 @@ class WeightStore:
     """
 
     def __init__(
-        self, folder: Path, model_folder: Path | None, dtype: torch.dtype | None = None, world: World = SINGLE_PROCESS
+        self,
+        folder: Path,
+        model_folder: Path | None,
+        dtype: torch.dtype | None = None,
+        world: World = SINGLE_PROCESS,
+        deltas: bool = False,
     ) -> None:
         self.folder = folder
         self.kept: WeightVersion | None = None
@@ -105,11 +73,16 @@ class WeightStore:
         self._world = world
         self._written = 0  # names files, for a version may be written twice
         self._unchanged = frozenset[str]()  # tensors that were the same in the last two versions
-        self._shared = self._shares_folder()
-        self.gather_options = GatherOptions(dtype, rank_zero_only=not self._shared, sharded=self._shared)
+        self.gather_options = GatherOptions(dtype, sharded=True)
+        seen = self._sees_folder()
+        self._writers = [rank for rank, sees in enumerate(seen) if sees]
+        self._senders = [rank for rank, sees in enumerate(seen) if not sees]
+        self._deltas = deltas and world.rank in self._senders
+        self._sent: dict[str, Tensor] = {}  # the bytes that rank 0 has of this rank in `kept`
+        self._drafted: tuple[dict[str, StoredTensor], dict[str, Tensor]] = {}, {}  # the last version, and `_sent` of it
 
-    def _shares_folder(self) -> bool:
-        """Whether all ranks see the files of rank 0, which empties the folder first."""
+    def _sees_folder(self) -> list[bool]:
+        """For every rank whether it sees the files of rank 0, which empties the folder first."""
 
         def mark() -> str:
             name = uuid.uuid4().hex
@@ -117,9 +90,9 @@ class WeightStore:
             return name
 
         marked = self.folder / self._world.decide(mark)
-        shared = all(self._world.gather(marked.exists()))
+        seen = self._world.gather(marked.exists())
         self._world.decide(marked.rmdir)
-        return shared
+        return seen
 
     def write(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> WeightVersion:
         """Writes a version and reads it back; then its folder appears. A collective.
@@ -133,24 +106,14 @@ class WeightStore:
             ValueError: a tensor has an unsupported dtype; names it. Raised on every rank.
         """
         tensors = iter(tensors)
-
-        def write(world: World) -> WeightVersion:
-            try:
-                return self._write(version, tensors, world)
-            finally:
-                for _ in tensors:  # the other ranks take part in these gathers, also if this rank cannot write
-                    pass
-
-        if self._shared:
-            return write(self._world)
-        if self._world.rank > 0:
-            for _ in tensors:
+        try:
+            return self._write(version, tensors)
+        finally:
+            for _ in tensors:  # the other ranks take part in these gathers, also if this rank cannot write
                 pass
-        written: WeightVersion = self._world.decide(lambda: write(SINGLE_PROCESS))
-        return written
 
-    def _write(self, version: int, tensors: Iterator[tuple[str, Tensor]], world: World) -> WeightVersion:
-        """Writes a version together with the other ranks of a world."""
+    def _write(self, version: int, tensors: Iterator[tuple[str, Tensor]]) -> WeightVersion:
+        world = self._world
         draft = self.folder / "draft"
         world.decide(lambda: _make_empty(draft))
         self._written += 1
@@ -161,31 +124,42 @@ class WeightStore:
         links: list[str] = []
         writing: deque[Future[None]] = deque()
         failures: list[OSError | None] = []
+        copies: dict[str, Tensor] = {}
         number = 0
         with ThreadPoolExecutor(2 * AHEAD) as pool:
-            for rows, digests in self._hashed(pool, tensors):
+            for rows, outgoing in self._hashed(pool, tensors):
                 number += 1  # `enumerate` would keep the rows
                 file = f"model-{self._written}-{number:05d}.safetensors"
-                ranks = world.gather(digests)
-                stored = {name: own.stored(file, [parts[name] for parts in ranks]) for name, own in rows.items()}
-                same = [name for name in stored if name in before and before[name].equals(stored[name])]
+                ranks = world.gather(outgoing.parts)
+                whole = {name: stored(file, name, own, ranks) for name, own in rows.items()}
+                same = [name for name in whole if name in before and before[name].equals(whole[name])]
                 unchanged.update(same)
+                if self._deltas:
+                    copies |= {name: self._sent[name] if name in same else own.data for name, own in rows.items()}
                 old = before[same[0]].file if same else ""
-                if len(same) == len(stored) and files[old] == same:
+                if len(same) == len(whole) and files[old] == same:
                     links.append(old)
                     found |= {name: before[name] for name in same}
                     continue
-                found |= stored
-                writing.append(pool.submit(_write_rows, draft / file, rows, world.rank == 0))
-                del rows
+                found |= whole
+                try:
+                    parts = [rows, *self._received(rows, outgoing, ranks)]
+                except OSError as error:
+                    failures.append(error)
+                    continue
+                if world.rank in self._writers:
+                    writing.append(pool.submit(write_rows, draft / file, parts, world.rank == 0))
+                del rows, outgoing, parts
                 if len(writing) == AHEAD:
                     failures.append(_failure(writing.popleft()))
             failures += map(_failure, writing)
         raise_first([failure for each in world.gather(failures) for failure in each])
         weights = WeightVersion(version, draft, found, self._dtype)
         world.decide(lambda: self._complete(weights, links))
-        raise_first(world.gather(weights.damage(world.rank, world.size)))
-        self._unchanged = frozenset(unchanged)
+        writers = self._writers
+        damage = weights.damage(writers.index(world.rank), len(writers)) if world.rank in writers else None
+        raise_first(world.gather(damage))
+        self._unchanged, self._drafted = frozenset(unchanged), (found, copies)
         folder: Path = world.decide(lambda: _replace(draft, self.folder / f"v{version}"))
         return replace(weights, folder=folder)
 
@@ -202,25 +176,36 @@ class WeightStore:
         }
         (weights.folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
+    def _received(self, rows: FileRows, outgoing: Outgoing, ranks: list[FileParts]) -> list[FileRows]:
+        """The rows of a file that the ranks without the folder have, on rank 0. Raises an OSError there if the version
+        before cannot be read."""
+        world, senders = self._world, self._senders
+        if not senders:
+            return []
+        sizes = [message_size(rows, parts) if rank in senders else 0 for rank, parts in enumerate(ranks)]
+        message = outgoing.message(rows) if world.rank in senders else torch.empty(0, dtype=torch.uint8)
+        messages = world.gather_bytes(message, sizes)
+        return [received(messages[rank], rows, ranks, rank, self.kept) for rank in senders if world.rank == 0]
+
     def _hashed(
         self, pool: ThreadPoolExecutor, tensors: Iterator[tuple[str, Tensor]]
-    ) -> Iterator[tuple[_File, _Parts]]:
+    ) -> Iterator[tuple[FileRows, Outgoing]]:
         """This rank's rows of the tensors of a file, and what is in them."""
-        running: deque[tuple[_File, Future[_Parts]]] = deque()
+        running: deque[tuple[FileRows, Future[Outgoing]]] = deque()
         for rows in self._files(tensors):
-            running.append((rows, pool.submit(_parts, rows)))
+            running.append((rows, pool.submit(Outgoing.of, rows, self._sent)))
             del rows
             if len(running) == AHEAD:
                 yield running[0][0], running.popleft()[1].result()
         while running:
             yield running[0][0], running.popleft()[1].result()
 
-    def _files(self, tensors: Iterator[tuple[str, Tensor]]) -> Iterator[_File]:
+    def _files(self, tensors: Iterator[tuple[str, Tensor]]) -> Iterator[FileRows]:
         """This rank's rows by the files that they belong to: of `FILE_BYTES` bytes at most, or of one tensor.
 
         Tensors that have not changed lately are apart from the others. On all ranks the files are the same.
         """
-        open_: dict[bool, _File] = {True: {}, False: {}}
+        open_: dict[bool, FileRows] = {True: {}, False: {}}
         for name, tensor in tensors:
             own = self._own_rows(name, tensor)
             del tensor  # before the next one is gathered
@@ -232,7 +217,7 @@ class WeightStore:
             del own
         yield from filter(None, open_.values())
 
-    def _own_rows(self, name: str, tensor: Tensor) -> _Rows:
+    def _own_rows(self, name: str, tensor: Tensor) -> Rows:
         """A copy in CPU memory, in the dtype for the servers. Raises ValueError for a dtype that they do not read."""
         if tensor.dtype not in DTYPES:
             raise ValueError(f"{name}: servers do not read weights of {tensor.dtype}; choose another rollout")
@@ -242,7 +227,7 @@ class WeightStore:
         shape = list(tensor.shape)
         copy = rows.to("cpu", copy=True, memory_format=torch.contiguous_format).reshape(-1)
         start = first * torch.Size(shape[1:]).numel() * rows.itemsize
-        return _Rows(rows.dtype, shape, start, copy.view(torch.uint8))
+        return Rows(rows.dtype, shape, start, copy.view(torch.uint8))
 
     def adapt(self, weights: WeightVersion, version: int, name: str, save: Callable[[Path], None]) -> WeightVersion:
         """A version that applies adapters to the tensors of another one; only the adapters are written. A collective.
@@ -266,6 +251,8 @@ class WeightStore:
     def keep(self, weights: WeightVersion) -> None:
         """Deletes all other versions; the next version is written as the difference to this one. A collective."""
         self.kept = weights
+        if weights.tensors is self._drafted[0]:
+            self._sent = self._drafted[1]
         kept = {weights.folder, weights.adapter and weights.adapter.folder}
         for path in self.folder.iterdir() if self._world.rank == 0 else ():
             if path not in kept:
@@ -282,44 +269,6 @@ def _replace(folder: Path, other: Path) -> Path:
     """Renames a folder to the name of another one, which is deleted."""
     shutil.rmtree(other, ignore_errors=True)
     return folder.rename(other)
-
-
-def _parts(rows: _File) -> _Parts:
-    return {name: (own.data.nbytes, digest_of(own.data)) for name, own in rows.items()}
-
-
-def _write_rows(path: Path, rows: _File, first: bool) -> None:
-    """Writes a rank's rows into a file that the ranks write together, and the header on the first rank.
-
-    Raises:
-        OSError: the disk fails; names the file.
-    """
-    header, starts, size = _layout(rows)
-    try:
-        with open(path, "r+b", opener=lambda name, flags: os.open(name, flags | os.O_CREAT, 0o666)) as file:
-            file.truncate(size)
-            if first:
-                file.write(header)
-            for name, own in rows.items():
-                file.seek(starts[name] + own.first)
-                file.write(own.data.numpy().data)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise OSError(f"{path}: {error}") from error
-
-
-def _layout(rows: _File) -> tuple[bytes, dict[str, int], int]:
-    """The header of a safetensors file, the place of each tensor in the file, and the size of the file."""
-    entries: dict[str, Any] = {"__metadata__": METADATA}
-    end = 0
-    for name, own in sorted(rows.items(), key=lambda item: -item[1].dtype.itemsize):  # so that all are aligned
-        entries[name] = {"dtype": DTYPES[own.dtype], "shape": own.shape, "data_offsets": [end, end + own.nbytes]}
-        end += own.nbytes
-    text = json.dumps(entries).encode()
-    text += b" " * (-len(text) % 8)
-    header = len(text).to_bytes(8, "little") + text
-    return header, {name: len(header) + entries[name]["data_offsets"][0] for name in rows}, len(header) + end
 
 
 def _failure(writing: Future[None]) -> OSError | None:

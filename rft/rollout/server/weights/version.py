@@ -115,12 +115,14 @@ class WeightVersion:
         """True where both differ in their adapters at most."""
         return self.tensors is other.tensors
 
-    def read(self, name: str) -> Tensor:
-        """A tensor, in memory. Raises an OSError that names the file where it cannot be read."""
+    def read(self, name: str, rows: slice = slice(None)) -> Tensor:
+        """A tensor, or some of its rows, in memory. Raises an OSError that names the file where it cannot be read."""
         path = self.folder / self.tensors[name].file
         try:
             with safe_open(path, "pt") as file:
-                tensor: Tensor = file.get_tensor(name).clone()  # of the mapped file
+                whole = rows == slice(None)  # a tensor without dimensions has no slice
+                found: Tensor = file.get_tensor(name) if whole else file.get_slice(name)[rows]
+                tensor = found.clone()  # of the mapped file
         except SafetensorError as error:
             raise OSError(f"{path}: {error}") from error
         return tensor
