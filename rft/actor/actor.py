@@ -30,7 +30,7 @@ from rft.algorithm.mismatch import log_policy_mismatch
 from rft.algorithm.objective import Update
 from rft.batch.balance import Cost
 from rft.batch.columns import candidates, predicted
-from rft.batch.device import HostColumns
+from rft.batch.device import HostColumns, one_ahead
 from rft.metrics import Metrics
 from rft.ranges import OpenFraction, PositiveInt
 from rft.strategy.base import TrainState
@@ -224,6 +224,7 @@ class Actor(TrainableModel):
         for micro in self._micro_batches(batch, batch[:1] if dummy is None else dummy):
             for output, part in self._forward(micro, outputs, temperature).items():
                 found.write(output, micro.rows, part[: len(micro.rows)])
+            del micro  # before another one is copied
         self.strategy.reshard(self.network)
         found.wait()
         return found.columns
@@ -237,6 +238,7 @@ class Actor(TrainableModel):
         def run() -> None:
             for micro in self._micro_batches(batch, dummy):
                 total.add_(self._micro_step(micro, update, temperature, metrics))
+                del micro  # before another one is copied
             for term in update.objective.terms:
                 metrics.add(f"loss/{term.name}", 0.0, 1.0 / self.world.size)
             if not self._step(total, metrics):
@@ -292,7 +294,7 @@ class Actor(TrainableModel):
 
     def _micro_batches(self, batch: TensorDict, dummy: TensorDict) -> Iterator[MicroBatch]:
         made = self.micro_batcher.micro_batches(batch, dummy, self.world, self.strategy.context)
-        return self.context.hooks.on_micro_batches(self, made)
+        return one_ahead(self.context.hooks.on_micro_batches(self, made), self.world.device)
 
     def _forward(self, micro: MicroBatch, outputs: tuple[str, ...], temperature: float) -> Columns:
         batch, network = micro.batch, self.network
