@@ -19,7 +19,7 @@ from rft.actor.loading.drawing import Drawing
 from rft.actor.loading.export import DTYPE, write_model
 from rft.actor.lora.adapters import Adapters, Lora
 from rft.actor.lora.stored import find_adapter
-from rft.actor.packing.attention import use_packed_attention
+from rft.actor.packing.attention import use_packed_attention, use_padded_attention
 from rft.actor.packing.kernels.choose import choose_kernel
 from rft.actor.parts import freeze
 from rft.strategy.base import Strategy
@@ -87,6 +87,8 @@ def build_model(
     plain = empty_like(network.model, device)
     if packing:
         use_packed_attention(model, key, context.media, lambda needs: choose_kernel(strategy, needs, key))
+    else:
+        use_padded_attention(model, context.media)
     network.requires_grad_(trains)
     freeze(model, frozen)
     adapters = None if lora is None else lora.add(network.model, path, key, context.seed, strategy.dtype, device)
