@@ -73,7 +73,14 @@ def build_model(
     key, strategy, tokenizer = context.key, context.strategy, context.tokenizer
     device = context.world.device
     config = read_config(path, model_config, len(tokenizer), key, trust_remote_code, context.media is not None)
-    strategy.check_model(config, lambda: meta_model(config), packing, key)
+
+    def outline() -> PreTrainedModel:
+        made = meta_model(config)
+        made.requires_grad_(trains)
+        freeze(made, frozen)
+        return made
+
+    strategy.check_model(config, outline, packing, key)
     continued = None
     if lora is not None:
         continued = None if path is None else find_adapter(path)
