@@ -85,7 +85,6 @@ class Actor(TrainableModel):
     ) -> None:
         super().__init__(context)
         self.strategy = context.strategy
-        self.micro_batcher = MicroBatcher(micro_batch_tokens, packing, share_prefix, context.media is not None)
         self.balance_unit = "group" if share_prefix else "unit"
         self.optimizer_options = optimizer
         self.train_state: TrainState | None = None
@@ -106,6 +105,8 @@ class Actor(TrainableModel):
             trust_remote_code=trust_remote_code,
         )
         self.network, self.adapters = model.network, model.adapters
+        backbone = None if context.media is None else self.network.model.base_model
+        self.micro_batcher = MicroBatcher(micro_batch_tokens, packing, share_prefix, backbone)
         self._blocks, self._plain = model.blocks, model.plain
         self._head = head
         self._as_loaded = True
@@ -304,7 +305,7 @@ class Actor(TrainableModel):
             options["chosen"] = micro.chosen
         if (facts := self.context.media) is not None:
             with_probe = micro.media_differ and not facts.all_kinds(micro.media)  # others compute it, with all towers
-            options["media"] = MediaInputs(micro.media, facts, with_probe)
+            options["media"] = MediaInputs(micro.media, facts, with_probe, micro.positions)
         with self.world.wait.during(f"the forward pass of {self.key}"):
             return network(batch["tokens"], predicted(batch), outputs, temperature, micro.layout, **options)
 

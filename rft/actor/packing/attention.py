@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from rft.actor.forward.backbone import run_backbone
-from rft.actor.forward.media_inputs import MediaInputs, language_part
+from rft.actor.forward.media_inputs import MediaInputs, language_part, row_positions
 from rft.actor.loading.stand_ins import random_numbers, stand_ins
 from rft.actor.packing.kernels.base import AttentionKernel, AttentionNeeds, AttentionRule
 from rft.actor.packing.kernels.operator import attend_opaque, register
@@ -227,7 +227,11 @@ def _keeps_states(model: PreTrainedModel, media: MediaFacts | None, packed: bool
     words = [token for token in range(min(config.vocab_size, 10 + len(taken))) if token not in taken]
     texts = [[words[number % len(words)] for number in row] for row in ([1, 2, 3, 4, 5], [1, 2, 6], [9, 8, 7, 6, 5])]
     rows = _test_rows([*map(EncodedText, texts), *([probe] if probe else [])], probe)
-    inputs = None if media is None else MediaInputs(probe.media or {}, media)
+    inputs = None
+    if media is not None:
+        tensors = probe.media or {}
+        positions = row_positions(model.base_model, rows["tokens"], tensors, list(range(len(rows))))
+        inputs = MediaInputs(tensors, media, positions=positions)
     layout = pack_layout(rows, torch.tensor([2, 2, 0, 0])[: len(rows)]) if packed else None
     with _narrow_windows(model, config), stand_ins(model, random_numbers()):  # no weight is read yet
         states, place = run_backbone(model.base_model, rows["tokens"], None, inputs)
