@@ -271,11 +271,9 @@ class Examination:
         difference = max(self.world.gather(float((torch.cat(alone) - logprobs[:count]).abs().max())))
         text = f"padding and packing: rows scored alone ({count} of each rank) differ by {difference:.2g}"
         if not self.report.add_check(difference <= self.tolerance, text):
-            other = f", or {turned_off(self.facts.rounds)}" if self.facts.rounds else ""
-            yield (
-                "the score of a row depends on the other rows: set actor.packing=false and actor.share_prefix=false"
-                f"{other}"
-            )
+            first = f"{turned_off(self.facts.rounds)}, or " if self.facts.rounds else ""
+            cure = f"set {first}actor.packing=false and actor.share_prefix=false"
+            yield f"the score of a row depends on the other rows: {cure}"
 
     def prompt(self, batch: TensorDict) -> Iterator[str]:
         """Checks that prompts do not begin with two BOS tokens."""

@@ -97,10 +97,9 @@ def test_float8_of_the_trainer_is_named(scaled, examined, monkeypatch):
 
     monkeypatch.setattr("rft.strategy.fsdp2.use_fp8", use_fp8)
     monkeypatch.setattr("rft.strategy.model_errors.fp8_errors", lambda *given: [])
-    sizes = [f"actor.model_config.{name}" for name in ("hidden_size=32", "intermediate_size=48")]
-    said, text = examined("strategy.fp8=rowwise", *sizes)
+    said, text = examined("strategy.fp8=rowwise")
     cure = "the trainer computes with strategy.fp8=rowwise, and the engine does not: choose a correction of the gap"
-    rows = "set actor.packing=false and actor.share_prefix=false, or strategy.fp8=null"
+    rows = "the other rows: set strategy.fp8=null, or actor.packing=false and actor.share_prefix=false"
     assert (rows if scaled else cure) in said
     assert "✗ options: the trainer without strategy.fp8=rowwise" in text and "dtype:" not in text
     assert ("✗ padding and packing" in text) is scaled
