@@ -74,13 +74,13 @@ def build_model(
     device = context.world.device
     config = read_config(path, model_config, len(tokenizer), key, trust_remote_code, context.media is not None)
 
-    def outline() -> PreTrainedModel:
+    def meta() -> PreTrainedModel:
         made = meta_model(config)
         made.requires_grad_(trains)
         freeze(made, frozen)
         return made
 
-    strategy.check_model(config, outline, packing, key)
+    strategy.check_model(config, meta, packing, key)
     continued = None
     if lora is not None:
         continued = None if path is None else find_adapter(path)

@@ -84,7 +84,7 @@ def own_positions(
 def row_positions(
     backbone: nn.Module, tokens: TensorDict, media: Mapping[str, Tensor], rows: list[int]
 ) -> Tensor | None:
-    """The positions (n, B, T) of `own_positions` for rows padded on the right.
+    """The positions (n, B, T) of `own_positions` for rows padded on the right; None as there.
 
     A model reads every row and every medium to count them, so the tensors have to be in host memory.
 

@@ -117,7 +117,7 @@ class MicroBatcher:
             entries, positions = media_entries(part), None
             order = forward_order(len(part), layout) if entries else []
             media = concat_media(entries[row] for row in order)
-            if self.backbone is not None:
+            if media and self.backbone is not None:
                 positions = row_positions(self.backbone, part["tokens"], media, order)
             if context is not None and layout is not None:
                 layout = join(layout, part, context)

@@ -80,6 +80,4 @@ def causal_window_mask(length: int, before: int, window: int, device: torch.devi
     """Mask (length, before + length) of the keys that a token attends to: itself and fewer than `window` before it."""
     keys = torch.arange(before + length, device=device)
     tokens = keys[before:, None]
-    return (keys <= tokens) & (
-        keys > tokens - window
-    )  # no difference of the two, which takes eight bytes for each pair
+    return (keys <= tokens) & (keys > tokens - window)  # bools alone: a difference takes eight bytes for each pair
