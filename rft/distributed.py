@@ -155,6 +155,13 @@ def device_kind(device: str) -> str:
     return "cuda" if device == "cuda" or (device == "auto" and torch.cuda.is_available()) else "cpu"
 
 
+def missing_capability(least: tuple[int, int]) -> str | None:
+    """What this machine's GPU lacks if its compute capability is below `least`; None without a GPU (`mode=plan`)."""
+    if torch.cuda.is_available() and (found := torch.cuda.get_device_capability()) < least:
+        return f"a GPU of compute capability {least[0]}.{least[1]} or more, and this one has {found[0]}.{found[1]}"
+    return None
+
+
 def start(device: str) -> World:
     """Joins the processes of torchrun, or starts a group of one. A second call keeps the process group.
 

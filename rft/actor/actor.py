@@ -30,7 +30,7 @@ from rft.algorithm.mismatch import log_policy_mismatch
 from rft.algorithm.objective import Update
 from rft.batch.balance import Cost
 from rft.batch.columns import candidates, predicted
-from rft.batch.device import HostColumns
+from rft.batch.device import HostColumns, one_ahead
 from rft.metrics import Metrics
 from rft.ranges import OpenFraction, PositiveInt
 from rft.strategy.base import TrainState
@@ -85,7 +85,6 @@ class Actor(TrainableModel):
     ) -> None:
         super().__init__(context)
         self.strategy = context.strategy
-        self.micro_batcher = MicroBatcher(micro_batch_tokens, packing, share_prefix, context.media is not None)
         self.balance_unit = "group" if share_prefix else "unit"
         self.optimizer_options = optimizer
         self.train_state: TrainState | None = None
@@ -106,6 +105,8 @@ class Actor(TrainableModel):
             trust_remote_code=trust_remote_code,
         )
         self.network, self.adapters = model.network, model.adapters
+        backbone = None if context.media is None else self.network.model.base_model
+        self.micro_batcher = MicroBatcher(micro_batch_tokens, packing, share_prefix, backbone)
         self._blocks, self._plain = model.blocks, model.plain
         self._head = head
         self._as_loaded = True
@@ -224,6 +225,7 @@ class Actor(TrainableModel):
         for micro in self._micro_batches(batch, batch[:1] if dummy is None else dummy):
             for output, part in self._forward(micro, outputs, temperature).items():
                 found.write(output, micro.rows, part[: len(micro.rows)])
+            del micro  # before another one is copied
         self.strategy.reshard(self.network)
         found.wait()
         return found.columns
@@ -237,6 +239,7 @@ class Actor(TrainableModel):
         def run() -> None:
             for micro in self._micro_batches(batch, dummy):
                 total.add_(self._micro_step(micro, update, temperature, metrics))
+                del micro  # before another one is copied
             for term in update.objective.terms:
                 metrics.add(f"loss/{term.name}", 0.0, 1.0 / self.world.size)
             if not self._step(total, metrics):
@@ -292,7 +295,7 @@ class Actor(TrainableModel):
 
     def _micro_batches(self, batch: TensorDict, dummy: TensorDict) -> Iterator[MicroBatch]:
         made = self.micro_batcher.micro_batches(batch, dummy, self.world, self.strategy.context)
-        return self.context.hooks.on_micro_batches(self, made)
+        return one_ahead(self.context.hooks.on_micro_batches(self, made), self.world.device)
 
     def _forward(self, micro: MicroBatch, outputs: tuple[str, ...], temperature: float) -> Columns:
         batch, network = micro.batch, self.network
@@ -302,7 +305,7 @@ class Actor(TrainableModel):
             options["chosen"] = micro.chosen
         if (facts := self.context.media) is not None:
             with_probe = micro.media_differ and not facts.all_kinds(micro.media)  # others compute it, with all towers
-            options["media"] = MediaInputs(micro.media, facts, with_probe)
+            options["media"] = MediaInputs(micro.media, facts, with_probe, micro.positions)
         with self.world.wait.during(f"the forward pass of {self.key}"):
             return network(batch["tokens"], predicted(batch), outputs, temperature, micro.layout, **options)
 

@@ -19,7 +19,7 @@ from rft.actor.loading.drawing import Drawing
 from rft.actor.loading.export import DTYPE, write_model
 from rft.actor.lora.adapters import Adapters, Lora
 from rft.actor.lora.stored import find_adapter
-from rft.actor.packing.attention import use_packed_attention
+from rft.actor.packing.attention import use_packed_attention, use_padded_attention
 from rft.actor.packing.kernels.choose import choose_kernel
 from rft.actor.parts import freeze
 from rft.strategy.base import Strategy
@@ -73,7 +73,14 @@ def build_model(
     key, strategy, tokenizer = context.key, context.strategy, context.tokenizer
     device = context.world.device
     config = read_config(path, model_config, len(tokenizer), key, trust_remote_code, context.media is not None)
-    strategy.check_model(config, lambda: meta_model(config), packing, key)
+
+    def meta() -> PreTrainedModel:
+        made = meta_model(config)
+        made.requires_grad_(trains)
+        freeze(made, frozen)
+        return made
+
+    strategy.check_model(config, meta, packing, key)
     continued = None
     if lora is not None:
         continued = None if path is None else find_adapter(path)
@@ -87,6 +94,8 @@ def build_model(
     plain = empty_like(network.model, device)
     if packing:
         use_packed_attention(model, key, context.media, lambda needs: choose_kernel(strategy, needs, key))
+    else:
+        use_padded_attention(model, context.media)
     network.requires_grad_(trains)
     freeze(model, frozen)
     adapters = None if lora is None else lora.add(network.model, path, key, context.seed, strategy.dtype, device)

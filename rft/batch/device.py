@@ -1,8 +1,17 @@
 """Copies of tensors between the host and a GPU for which the host does not wait."""
 
+from collections import deque
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from itertools import islice
+from typing import Any, TypeVar
+
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+
+Item = TypeVar("Item")
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -17,6 +26,39 @@ def rows_to_device(rows: TensorDict, device: torch.device) -> TensorDict:
     moved = rows.apply(lambda column: to_device(column, device), device=device)
     assert moved is not None
     return moved
+
+
+@cache  # one for all loops: torch's allocator keeps the free memory of each stream apart
+def copy_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """The stream of `one_ahead` on a GPU; None on another device."""
+    return torch.cuda.Stream(device) if device.type == "cuda" else None
+
+
+def one_ahead(items: Iterator[Item], device: torch.device) -> Iterator[Item]:
+    """The items of an iterator, each of them made before the caller computes with the one before it.
+
+    On a GPU a second stream copies the next item to the device while the stream of the caller computes. Two items exist
+    at most, if the caller drops an item before it asks for another one.
+
+    Args:
+        items: makes each item by copies to the device, and computes nothing there.
+    """
+    stream, ahead = copy_stream(device), deque[Item]()
+
+    def make_next() -> None:
+        making: AbstractContextManager[Any] = nullcontext()
+        if stream is not None:  # the copy may reuse memory of earlier items, with which the caller still computes
+            stream.wait_stream(torch.cuda.current_stream(device))
+            making = torch.cuda.stream(stream)
+        with making:
+            ahead.extend(islice(items, 1))
+
+    make_next()
+    while ahead:
+        if stream is not None:
+            torch.cuda.current_stream(device).wait_stream(stream)
+        make_next()
+        yield ahead.popleft()
 
 
 class HostColumns:

@@ -5,11 +5,12 @@ from typing import Literal
 
 import torch
 
-from rft.distributed import device_kind
+from rft.distributed import device_kind, missing_capability
 
 Attention = Literal["auto", "flash", "varlen", "flex", "sdpa"]
 FLASH_PACKAGES = ("flash_attn_interface", "flash_attn")  # FlashAttention 3, then 2
 ORDER: tuple[Attention, ...] = ("flash", "varlen", "sdpa")  # in which strategy.attention=auto tries them
+CAPABILITY = (8, 0)  # of the first GPUs that the kernels run on (Ampere)
 NEEDS_CUDA = {
     "flash": "the kernels of flash-attn need a CUDA device",
     "varlen": "torch's attention over rows of any length needs a CUDA device",
@@ -36,13 +37,10 @@ def obstacle(name: str, device: str, dtype: torch.dtype) -> str | None:
         return NEEDS_CUDA[name]
     if name != "flex" and dtype == torch.float32:
         return "its kernels compute in bfloat16 and float16 only"
-    if torch.cuda.is_available():
-        if name == "flash" and flash_package() is None:
-            return "flash-attn is not installed: pip install 'rft[flash]'"
-        major, minor = torch.cuda.get_device_capability()
-        if major < 8:
-            return f"its kernels need a GPU of compute capability 8.0 or more, and this one has {major}.{minor}"
-    return None
+    if name == "flash" and torch.cuda.is_available() and flash_package() is None:
+        return "flash-attn is not installed: pip install 'rft[flash]'"
+    missing = missing_capability(CAPABILITY)
+    return None if missing is None else f"its kernels need {missing}"
 
 
 def check_attention(name: str, device: str, dtype: torch.dtype) -> None:

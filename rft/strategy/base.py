@@ -150,6 +150,14 @@ class Strategy(ABC):
         return dict(options)
 
     @classmethod
+    def rounding_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Those options that make models that train round more than the dtype does; null turns each of them off.
+
+        The models of `reference_options` do not have them. `mode=doctor` names them as a cause.
+        """
+        return {}
+
+    @classmethod
     def scoring_options(cls, options: Mapping[str, Any], dtype: str, offload: bool) -> dict[str, Any]:
         """The options of the strategy of this class that shards a model which scores texts and never trains.
 
@@ -188,7 +196,7 @@ class Strategy(ABC):
 
         Args:
             config: of the model.
-            meta_model: makes the model on the meta device.
+            meta_model: makes the model on the meta device; parameters that train require a gradient.
             packing: rows of a forward lie behind one another.
             key: the model's place in the yaml.
 

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
-from rft.distributed import device_kind
+from rft.distributed import device_kind, missing_capability
 from rft.strategy.base import ModelFacts
 
 Fp8 = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]  # torchao's names of its recipes
@@ -67,25 +66,25 @@ def obstacle(device: str) -> str | None:
     """
     if device_kind(device) == "cpu":
         return f"float8 needs a GPU, and with strategy.device={device} this machine computes on its CPU"
-    if torch.cuda.is_available() and (found := torch.cuda.get_device_capability()) < CAPABILITY:
-        return f"float8 needs a GPU of compute capability 8.9 or more, and this one has {found[0]}.{found[1]}"
-    return None
+    missing = missing_capability(CAPABILITY)
+    return None if missing is None else f"float8 needs {missing}"
 
 
 def check_layers(backbone: nn.Module, recipe: Fp8, where: str) -> None:
-    """Checks that a model that trains has layers that can compute in float8.
+    """Checks that a model, if it trains, has layers that can compute in float8.
 
     Args:
-        backbone: maybe on the meta device.
+        backbone: maybe on the meta device; parameters that train require a gradient.
         where: the model's place in the yaml.
 
     Raises:
         ValueError: there is none; names the key.
     """
-    if not any(can_convert(module, name) for name, module in backbone.named_modules()):
+    trains = any(parameter.requires_grad for parameter in backbone.parameters())
+    if trains and not any(can_convert(module, name) for name, module in backbone.named_modules()):
         raise ValueError(
-            f"strategy.fp8={recipe}: {type(backbone).__name__} of {where} has no linear layer (nn.Linear) whose two "
-            f"sizes are multiples of {MULTIPLE}; set strategy.fp8=null"
+            f"strategy.fp8={recipe}: {type(backbone).__name__} of {where} has no linear layer (nn.Linear) that trains "
+            f"and whose two sizes are multiples of {MULTIPLE}; set strategy.fp8=null"
         )
 
 

@@ -183,6 +183,11 @@ class FSDP2(Strategy):
         return {**options, "dtype": dtype, "attention": "sdpa", "compile": False, "fp8": None}
 
     @classmethod
+    def rounding_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Strategy.rounding_options`."""
+        return {name: options[name] for name in ("fp8",) if options[name] is not None}
+
+    @classmethod
     def scoring_options(cls, options: Mapping[str, Any], dtype: str, offload: bool) -> dict[str, Any]:
         """See `Strategy.scoring_options`. A group of `replicas` holds the model once."""
         return {
@@ -215,7 +220,7 @@ class FSDP2(Strategy):
             tp_plan(meta_model().base_model, self.context, key)
         elif self._experts is not None:
             self._experts.check_model(meta_model().base_model, key)
-        if self._fp8 is not None and key == "actor":
+        if self._fp8 is not None:
             check_layers(meta_model().base_model, self._fp8, key)
 
     def parallelize(self, backbone: PreTrainedModel, key: str) -> None:

@@ -2,12 +2,14 @@
 
 import copy
 import math
+import weakref
+from dataclasses import replace
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rft.actor.base import NonFiniteError
+from rft.actor.base import ModelHooks, NonFiniteError
 from rft.metrics import Metrics
 from tests.helpers import (
     ALL,
@@ -264,3 +266,33 @@ def test_a_model_that_is_not_finite_is_found_out(world):
 def test_a_unit_over_the_cap_is_refused(world):
     with pytest.raises(ValueError, match=r"^actor\.micro_batch_tokens=8: .* to at least 12$"):
         small_actor(world, cap=8).compute(make_batch(), ("logprobs",), 1.0)["logprobs"]
+
+
+class Copies(ModelHooks):
+    """Records when each micro-batch is copied to the device, and how many are there then."""
+
+    def __init__(self):
+        self.calls, self.held, self._micros = [], [], []
+
+    def on_micro_batches(self, model, micro_batches):
+        for micro in micro_batches:
+            self.calls.append("copied")
+            self._micros.append(weakref.ref(micro.batch["tokens", "input_ids"]))
+            self.held.append(sum(reference() is not None for reference in self._micros))
+            yield micro
+
+
+@pytest.mark.parametrize(("key", "head", "output"), [("actor", "lm", "logprobs"), ("critic", "value", "values")])
+@pytest.mark.parametrize("trains", [False, True])
+def test_the_next_micro_batch_is_copied_before_one_is_computed(world, key, head, output, trains):
+    copies, batch, actor = Copies(), make_batch(), small_actor(world, key, head, cap=12)
+    actor.context = replace(actor.context, hooks=copies)
+    actor.network.register_forward_pre_hook(lambda *_: copies.calls.append("computed"))
+    if trains:
+        update(actor, batch, make_algorithm())
+    else:
+        actor.compute(batch, (output,), 1.0)
+    count = len(copies.held)
+    assert count > 3
+    assert copies.calls == ["copied", *["copied", "computed"] * (count - 1), "computed"]
+    assert max(copies.held) == 2

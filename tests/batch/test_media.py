@@ -272,7 +272,7 @@ def test_a_rank_knows_in_which_micro_batches_the_media_of_ranks_differ(ranks, pa
     def work_of(world, chosen=None):
         world.device = device
         own = batch[shares[world.rank] if chosen is None else chosen]
-        batcher = MicroBatcher(20, packing, False, takes_media=True)
+        batcher = MicroBatcher(20, packing, False, backbone=torch.nn.Module())
         made = list(batcher.micro_batches(own, dummy_row(batch[5:], own), world, None))
         return [(set(micro.media), micro.media_differ) for micro in made]
 

@@ -60,6 +60,13 @@ def test_two_steps_move_the_weights_and_no_micro_batch_reads_the_device(name, ti
     assert moved["moved"]
 
 
+def test_no_micro_batch_of_padded_rows_reads_the_device(tiny, monkeypatch):
+    config = tiny("algorithm=ppo", "steps=1", "actor.packing=false", "actor.share_prefix=false")
+    with micro_batches_watched(monkeypatch) as waits:
+        Job(config).fit("")
+    assert waits == []
+
+
 # With one update per batch all of these are the policy gradient.
 RATIOS = ("grpo", "gspo", "gspo_token", "cispo", "gmpo", "sapo", "two_sided", "vespo", "m2po", "kl_cov")
 

@@ -5,7 +5,9 @@ from typing import Any
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.actor.forward.media_inputs import MediaInputs
+from rft.actor.forward.media_inputs import MediaInputs, row_positions
+from rft.actor.packing.layout import PackedLayout
+from rft.actor.packing.micro_batches import forward_order
 from rft.batch.collate import collate
 from rft.batch.encoded import MediaFacts
 from rft.batch.media import concat_media, media_entries
@@ -61,13 +63,18 @@ def batch_of(made: Encoder, given: list[dict[str, Any]]) -> TensorDict:
     return batch
 
 
-def inputs_of(entries: list[TensorDict], facts: MediaFacts, with_probe: bool = False) -> MediaInputs:
-    """The media of rows, in this order."""
-    return MediaInputs(concat_media(entries), facts, with_probe)
+def inputs_of(
+    network: Any, batch: TensorDict, facts: MediaFacts, with_probe: bool = False, layout: PackedLayout | None = None
+) -> MediaInputs:
+    """The media of rows, in the order in which the forward has the rows."""
+    entries, order = media_entries(batch), forward_order(len(batch), layout)
+    media = concat_media(entries[row] for row in order)
+    positions = row_positions(network.model.base_model, batch["tokens"], media, order)
+    return MediaInputs(media, facts, with_probe, positions)
 
 
 def columns(network: Any, batch: TensorDict, facts: MediaFacts, **options: Any) -> dict[str, Tensor]:
     """Log-probabilities and entropies of padded rows."""
-    media = inputs_of(media_entries(batch), facts, **options)
+    media = inputs_of(network, batch, facts, **options)
     found: dict[str, Tensor] = network(batch["tokens"], batch["loss_mask"], ("logprobs", "entropy"), 1.0, media=media)
     return found

@@ -16,7 +16,7 @@ from rft.setup.assembly import Job
 from rft.strategy.base import ModelFacts
 from rft.strategy.fp8 import can_convert, check_layers, fp8_errors
 from rft.strategy.fsdp2 import FSDP2
-from tests.helpers import MODEL, make_actor, make_strategy, yaml_options
+from tests.helpers import MODEL, make_actor, make_optimizer, make_strategy, yaml_options
 
 FOLDER = os.environ.get("RFT_TORCHAO_DIR", "")
 POLICY = {"actor": ModelFacts("lm", optimizers={"actor": "adamw"})}
@@ -104,12 +104,26 @@ def test_layers_are_linear_train_have_fitting_sizes_and_choose_no_expert():
     assert not can_convert(layer, "mlp.up_proj")
 
 
-def test_a_model_without_such_a_layer_is_refused_before_it_is_loaded():
-    strategy = make_strategy(start("cpu"), dtype="bfloat16", fp8="rowwise")
-    said = r"^strategy\.fp8=rowwise: Qwen3Model of actor has no linear layer \(nn\.Linear\) whose two sizes are mult"
-    with pytest.raises(ValueError, match=said):
-        make_actor(start("cpu"), strategy, model_config=MODEL)  # of width 20
+FITTING = MODEL | {"hidden_size": 32, "intermediate_size": 48}
+
+
+@pytest.mark.parametrize(
+    ("key", "head", "model", "frozen"),
+    [("actor", "lm", MODEL, []), ("critic", "value", MODEL, []), ("actor", "lm", FITTING, ["model.layers.*_proj.*"])],
+    ids=["actor", "critic", "frozen"],
+)
+def test_a_model_that_trains_without_such_a_layer_is_refused_before_it_is_loaded(key, head, model, frozen):
+    world = start("cpu")
+    strategy = make_strategy(world, dtype="bfloat16", fp8="rowwise")
+    options = {"key": key, "head": head, "model_config": model, "frozen": frozen}
+    said = rf"^strategy\.fp8=rowwise: Qwen3Model of {key} has no linear layer \(nn\.Linear\) that trains and whose two"
+    with pytest.raises(ValueError, match=rf"{said} .* multiples of 16; set strategy\.fp8=null$"):
+        make_actor(world, strategy, make_optimizer(), **options)
+
+
+def test_one_such_layer_is_enough_and_a_model_that_only_scores_needs_none():
     check_layers(nn.Sequential(nn.Linear(24, 16), nn.Linear(16, 32)), "rowwise", "actor")
+    check_layers(nn.Linear(24, 16).requires_grad_(False), "rowwise", "reference")
 
 
 def test_models_that_others_are_compared_with_have_no_float8():

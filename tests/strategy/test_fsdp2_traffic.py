@@ -8,6 +8,10 @@ from tests.helpers import UNEVEN, close, job, make_strategy
 
 GROUPS, MICRO_BATCHES = 3, 3  # two blocks and the root; of rank one, which has more rows
 WHOLE = 22704  # bytes of all weights
+OFFLOADED = {
+    "offloaded": {"activation_offload": True},
+    "offloaded, recomputed": {"activation_offload": True, "activation_checkpointing": "full"},
+}
 JOBS = {
     "default": {},
     "kept": {"reshard_after_forward": False},
@@ -17,6 +21,7 @@ JOBS = {
     "replicas, whole": {"replicas": 2, "accumulate": "whole"},
     "recomputed": {"activation_checkpointing": "full"},
     "recomputed, selective": {"activation_checkpointing": "selective"},
+    **OFFLOADED,
     "everything": {
         "replicas": 2,
         "accumulate": "whole",
@@ -77,6 +82,19 @@ def test_collectives_of_an_update(name, gathers, scatters, sums, two_ranks):
     expected = {"all_gather float32": gathers, "reduce_scatter float32": scatters}
     expected |= {"all_reduce float32": sums + 1}  # and the loss of the update
     assert two_ranks[name]["collectives"] == {key: count for key, count in expected.items() if count}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["default", "kept", "whole", "whole and kept", "recomputed", "recomputed, selective", *OFFLOADED],
+)
+def test_the_gradient_of_a_block_is_reduced_before_the_backward_of_the_block_before_has_ended(name, two_ranks):
+    """So it travels while that block computes. The last reduction is that of the root."""
+    reduces = ["end of block 1", "reduce_scatter", "end of block 0", "reduce_scatter", "reduce_scatter"]
+    adds_up = ["end of block 1", "end of block 0"]
+    others = adds_up if "whole" in name else reduces
+    assert two_ranks[name]["backward"] == [*others * (MICRO_BATCHES - 1), *reduces]
 
 
 @pytest.mark.slow

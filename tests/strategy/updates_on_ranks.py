@@ -5,11 +5,13 @@ torchrun --nproc-per-node 2 updates_on_ranks.py jobs.pt results.pt
 
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -36,17 +38,37 @@ COLLECTIVES = {
 
 
 class Collectives(TorchDispatchMode):
-    """Counts the collectives of FSDP by their name, as "reduce_scatter float32"."""
+    """Counts the collectives of FSDP by their name, as "reduce_scatter float32".
 
-    def __init__(self) -> None:
+    Attributes:
+        backward: reductions of gradients, and ends of the backward passes of blocks, in their order.
+
+    Args:
+        blocks: of the network.
+    """
+
+    def __init__(self, blocks: nn.ModuleList) -> None:
         super().__init__()
+        for number, block in enumerate(blocks):
+            block.register_forward_pre_hook(partial(self._watch_input, f"end of block {number}"))
+        self.clear()
+
+    def clear(self) -> None:
         self.calls: Counter[str] = Counter()
+        self.backward: list[str] = []
+
+    def _watch_input(self, event: str, block: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        """Lets the gradient of the input, which the backward pass of a block computes last, record the event."""
+        if inputs[0].requires_grad:
+            inputs[0].register_hook(lambda gradient: self.backward.append(event))
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         name = operation.overloadpacket.__name__
         if operation.namespace == "c10d" and name in COLLECTIVES:
             tensor = next(leaf for leaf in tree_leaves(args) if type(leaf) is torch.Tensor)
             self.calls[f"{COLLECTIVES[name]} {str(tensor.dtype).removeprefix('torch.')}"] += 1
+            if COLLECTIVES[name] == "reduce_scatter":
+                self.backward.append("reduce_scatter")
         return operation(*args, **(kwargs or {}))
 
 
@@ -92,7 +114,7 @@ def perform(job: dict[str, Any], world: World) -> dict[str, Any]:
     gathered: list[int] = []
     backbone = actor.network.model.base_model
     backbone.norm.register_forward_hook(lambda *_: gathered.append(sum(map(local_bytes, backbone.layers.parameters()))))
-    batch = job["batch"]
+    collectives, batch = Collectives(backbone.layers), job["batch"]
     mine = batch[torch.tensor(job["shares"][world.size][world.rank], dtype=torch.int64)]
     numbers = []
     try:
@@ -100,7 +122,8 @@ def perform(job: dict[str, Any], world: World) -> dict[str, Any]:
             metrics, rows = Metrics(), mine.clone()
             algorithm.compute_loss_weights(rows, world.all_sum)
             watch = ("entropy",) if job["head"] == "lm" else ()
-            with Collectives() as collectives:
+            collectives.clear()
+            with collectives:
                 actor.update(rows, dummy_row(batch, rows), Update(objective, watch), 0.8, metrics)
             numbers.append(metrics.reduce(world.gather))
     except NonFiniteError as problem:
@@ -112,6 +135,7 @@ def perform(job: dict[str, Any], world: World) -> dict[str, Any]:
     return {
         "numbers": numbers,
         "collectives": dict(collectives.calls),  # of the last update
+        "backward": collectives.backward,
         "held": world.gather(sum(map(local_bytes, actor.network.parameters()))),
         "gathered": world.gather(gathered[-1]),  # of the blocks, behind the last one
         "gradient": strategy.gradient,

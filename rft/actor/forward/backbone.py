@@ -1,6 +1,6 @@
 """The forward of a backbone over rows, padded or packed, with the media of the rows."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from rft.actor.forward.media_inputs import MediaInputs, own_positions, probe_columns
 from rft.actor.packing.layout import PackedLayout, PackedSegment
+from rft.batch.device import to_device
+from rft.batch.encoded import EncodedText
 
 
 def run_backbone(
@@ -28,29 +30,29 @@ def run_backbone(
     ids = columns["input_ids"]
     probe: dict[str, Tensor] = {}
     tensors: dict[str, Tensor] = {}
+    own = None  # (n, B, T)
     if media is not None:
         module: Any = backbone
         embeddings = module.get_input_embeddings()
-        tensors = media.all_tensors(embeddings.weight.dtype, ids.device)
+        tensors, own = media.all_tensors(embeddings.weight.dtype, ids.device), media.positions
         if media.with_probe:
-            probe = probe_columns(media.facts.probe, columns, ids.device)
-            del probe["attention_mask"]
+            probe = _probe_inputs(backbone, media.facts.probe, columns, ids.device)
     if layout is None:
         padded = {name: _with_row(column, probe.get(name)) for name, column in columns.items()}
-        if (own := own_positions(backbone, padded, tensors)) is not None:
-            padded["position_ids"] = own[0]
+        behind = probe.get("position_ids")
+        if own is None and behind is not None:
+            own = torch.arange(ids.shape[1], device=ids.device).expand(len(behind), *ids.shape)
+        if own is not None:
+            padded["position_ids"] = _with_row(own, behind)
         states = hidden_states(backbone, **padded, **tensors)[: len(ids), : ids.shape[1]]
         return states.flatten(0, 1), torch.arange(ids.numel(), device=ids.device).view(ids.shape)
     if layout.shard is None:
         packed = {name: column.flatten()[layout.source] for name, column in columns.items()}
-        positions = layout.positions
-        if media is not None and (found := packed_positions(backbone, columns, layout, media)) is not None:
-            positions = found
-        packed |= {"position_ids": positions}
+        packed |= {"position_ids": layout.positions if own is None else own.flatten(1)[:, layout.source]}
     else:
         packed = layout.shard.tokens
     if probe:
-        packed, layout = _packed_with_probe(backbone, packed, probe, layout, media)
+        packed, layout = _packed_with_probe(packed, probe, layout)
     inputs = {name: column.unsqueeze(-2) for name, column in packed.items()}
     return hidden_states(backbone, **inputs, **tensors, layout=layout)[0], layout.place
 
@@ -86,46 +88,37 @@ def replaced_forward(module: nn.Module, function: Callable[..., Any]) -> Iterato
         del vars(module)["forward"]
 
 
-def packed_positions(
-    backbone: nn.Module, columns: dict[str, Tensor], layout: PackedLayout, media: MediaInputs
-) -> Tensor | None:
-    """The model's own positions (n, N) of packed rows; None where they are those of the layout."""
-    width = layout.place.shape[1]
-    rows = (layout.source[layout.source % width == 0] // width).tolist()  # as the forward and media
-    rows += sorted(set(range(len(layout.place))).difference(rows))  # they share their first tokens, so have no media
-    found = own_positions(backbone, {name: column[rows] for name, column in columns.items()}, media.tensors)
-    if found is None:
-        return None
-    positions = found[0].new_zeros(len(found[0]), *layout.place.shape)
-    positions[:, rows] = found[0]
-    return positions.flatten(1)[:, layout.source]
+def _probe_inputs(
+    backbone: nn.Module, probe: EncodedText, names: Iterable[str], device: torch.device
+) -> dict[str, Tensor]:
+    """The probe as columns (1, P), with `position_ids` (n, 1, P) if it has positions of its own.
+
+    Args:
+        names: columns of the batch.
+    """
+    columns = probe_columns(probe, names, torch.device("cpu"))
+    del columns["attention_mask"]
+    if (own := own_positions(backbone, columns, probe.media or {})) is not None:
+        columns["position_ids"] = own[0]
+    return {name: to_device(column, device) for name, column in columns.items()}
 
 
 def _with_row(column: Tensor, row: Tensor | None) -> Tensor:
-    """A column (B, T) with a row (1, P) below it, both padded with zeros to the same width."""
+    """A column (..., B, T) with a row (..., 1, P) below it, both padded with zeros to the same width."""
     if row is None:
         return column
-    width = max(column.shape[1], row.shape[1])
-    return torch.cat([nn.functional.pad(part, (0, width - part.shape[1])) for part in (column, row)])
+    width = max(column.shape[-1], row.shape[-1])
+    return torch.cat([nn.functional.pad(part, (0, width - part.shape[-1])) for part in (column, row)], -2)
 
 
 def _packed_with_probe(
-    backbone: nn.Module,
-    packed: dict[str, Tensor],
-    probe: dict[str, Tensor],
-    layout: PackedLayout,
-    media: MediaInputs | None,
+    packed: dict[str, Tensor], probe: dict[str, Tensor], layout: PackedLayout
 ) -> tuple[dict[str, Tensor], PackedLayout]:
     """Packed tokens (N,) with those of the probe behind them, as a row of their own."""
-    assert media is not None
     positions, size = packed["position_ids"], probe["input_ids"].shape[1]
-    plain = torch.arange(size, device=positions.device)
-    own = own_positions(
-        backbone, probe, {k: t.to(positions.device) for k, t in (media.facts.probe.media or {}).items()}
-    )
-    behind = plain if own is None else own[0][:, 0]
+    behind = probe["position_ids"][:, 0] if "position_ids" in probe else torch.arange(size, device=positions.device)
     if positions.dim() < behind.dim():
         positions = positions.expand(len(behind), -1)
-    found = {name: torch.cat([column, probe[name][0]]) for name, column in packed.items() if name in probe}
+    found = {name: torch.cat([column, probe[name][0]]) for name, column in packed.items() if name != "position_ids"}
     found["position_ids"] = torch.cat([positions, behind.expand(*positions.shape[:-1], -1)], -1)
     return found, replace(layout, segments=(*layout.segments, PackedSegment(1, size)))

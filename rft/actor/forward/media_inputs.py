@@ -25,11 +25,13 @@ class MediaInputs:
         facts: of the model's processor.
         with_probe: the forward computes the probe of `facts` behind its rows, whose states nothing reads. FSDP gathers
             the weights of a tower only if every rank runs it, and other ranks have other media in this micro-batch.
+        positions: see `row_positions`, on the device.
     """
 
     tensors: Mapping[str, Tensor]
     facts: MediaFacts
     with_probe: bool = False
+    positions: Tensor | None = None
 
     def all_tensors(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
         """The tensors with those of the probe, floating-point ones in the dtype of the model."""
@@ -77,6 +79,23 @@ def own_positions(
     names = inspect.signature(module.get_rope_index).parameters
     positions, deltas = module.get_rope_index(**{name: value for name, value in given.items() if name in names})
     return positions, deltas
+
+
+def row_positions(
+    backbone: nn.Module, tokens: TensorDict, media: Mapping[str, Tensor], rows: list[int]
+) -> Tensor | None:
+    """The positions (n, B, T) of `own_positions` for rows padded on the right; None as there.
+
+    A model reads every row and every medium to count them, so the tensors have to be in host memory.
+
+    Args:
+        tokens: columns (B, T) that the model takes.
+        media: of all rows, in the order of `rows`.
+        rows: the B numbers of all rows.
+    """
+    columns = {name: column[rows] for name, column in tokens.items() if name != "attention_mask"}
+    found = own_positions(backbone, columns, media)
+    return None if found is None else found[0][:, torch.tensor(rows).argsort()]
 
 
 def forbidden_logits(facts: MediaFacts | None, size: int, device: torch.device) -> Tensor | None:

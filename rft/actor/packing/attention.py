@@ -1,7 +1,8 @@
 """Attention over packed rows: every row attends to itself causally, including the prefix that its group shares.
 
 It stands in the place of transformers' attention functions, so it serves every model that calls them. What computes it
-is a kernel of `rft.actor.packing.kernels`.
+is a kernel of `rft.actor.packing.kernels`. Padded rows have such a function, too: for its own ones transformers reads
+positions to decide whether a mask is needed, for which the host waits for the GPU.
 """
 
 import math
@@ -16,15 +17,16 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from rft.actor.forward.backbone import run_backbone
-from rft.actor.forward.media_inputs import MediaInputs, language_part
+from rft.actor.forward.media_inputs import MediaInputs, language_part, row_positions
 from rft.actor.loading.stand_ins import random_numbers, stand_ins
 from rft.actor.packing.kernels.base import AttentionKernel, AttentionNeeds, AttentionRule
 from rft.actor.packing.kernels.operator import attend_opaque, register
-from rft.actor.packing.kernels.sdpa import SdpaKernel
+from rft.actor.packing.kernels.sdpa import SdpaKernel, attend_rows
 from rft.actor.packing.layout import PackedLayout, PackedSegment, pack_layout
 from rft.actor.packing.recurrent import RECURRENT, separate_rows
 from rft.batch.encoded import EncodedText, MediaFacts
 
+PADDED = "rft_padded"  # the name of `padded_attention` among transformers' attention functions
 WITHOUT_EFFECT = {"dropout", "position_ids", "use_cache", "output_attentions"}  # that models hand on as well
 
 
@@ -57,9 +59,7 @@ def packed_attention(
     Raises:
         TypeError: the model asks for something else.
     """
-    others["attention_mask"] = attention_mask
-    if foreign := {name for name, value in others.items() if value is not None} - WITHOUT_EFFECT:
-        raise TypeError(f"its attention takes {', '.join(sorted(foreign))}")
+    _refuse_others(attention_mask=attention_mask, **others)
     part = layout.shard
     if part is not None and s_aux is not None:
         s_aux = s_aux.chunk(part.context.size)[part.context.rank]  # of the heads of this rank
@@ -82,6 +82,43 @@ def _attend(
     query, key, value = (part.context.all_to_all_heads(states, part.counts, "heads") for states in (query, key, value))
     states = kernel.attend(query, key, value, layout.segments, rule).transpose(1, 2)
     return part.context.all_to_all_heads(states, part.counts, "tokens").transpose(1, 2)
+
+
+def padded_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one layer over rows padded on the right, in the signature of transformers' attention functions.
+
+    Args:
+        query: (B, heads, T, width); key, value: of as many or fewer heads.
+        scaling, sliding_window, softcap, s_aux: see `AttentionRule`.
+
+    Returns:
+        (B, T, heads, width), and no attention weights.
+
+    Raises:
+        TypeError: the model asks for something else.
+    """
+    _refuse_others(attention_mask=attention_mask, **others)
+    rule = AttentionRule(scaling, sliding_window, softcap, s_aux)
+    states = attend_rows(query, key, value, rule=rule)
+    return states.transpose(1, 2).contiguous(), None
+
+
+def _refuse_others(**others: Any) -> None:
+    """Raises a TypeError for arguments of a layer that would have an effect."""
+    if foreign := {name for name, value in others.items() if value is not None} - WITHOUT_EFFECT:
+        raise TypeError(f"its attention takes {', '.join(sorted(foreign))}")
 
 
 class _Recorder(SdpaKernel):
@@ -123,50 +160,88 @@ def use_packed_attention(
         ValueError: the model computes other states for packed rows than for each row alone.
     """
     model.eval()
-    config = model.config.get_text_config()
-    kinds = set(config.to_dict().get("layer_types") or ())
-    recurrent = separate_rows(language_part(model)) if RECURRENT in kinds else []
-    recorder = _Recorder()
-    others = kinds - {"full_attention", "sliding_attention", *([RECURRENT] if recurrent else [])}
-    if others:
-        obstacle: str | None = f"has layers of {', '.join(sorted(others))}"
-    elif not (model._supports_flash_attn and (model._supports_attention_backend or recurrent)):
-        obstacle = "has an attention that cannot be replaced"
-    else:
-        try:
-            obstacle = (
-                None
-                if _keeps_rows_apart(model, config, media, recorder)
-                else "mixes rows, or has a window that it does not state"
-            )
-        except TypeError as error:
-            obstacle = f"cannot separate rows ({error})"
-    if obstacle is not None:
+    config, recorder = model.config.get_text_config(), _Recorder()
+    recurrent = separate_rows(language_part(model)) if RECURRENT in _kinds(config) else []
+    if (obstacle := _obstacle(model, media, bool(recurrent), True, lambda: use_kernel(config, recorder))) is not None:
         name = type(model).__name__
         raise ValueError(f"{key}.packing: {name} {obstacle}, so packed rows would go wrong; set {key}.packing=false")
     use_kernel(config, choose(AttentionNeeds.of(recorder.calls)))
 
 
-def _keeps_rows_apart(
-    model: PreTrainedModel, config: PretrainedConfig, media: MediaFacts | None, recorder: _Recorder
-) -> bool:
-    """Whether packed rows have the states of padded ones, up to a hundredth of the effect of a token's context."""
+@torch.no_grad()
+def use_padded_attention(model: PreTrainedModel, media: MediaFacts | None = None) -> None:
+    """Replaces the attention of a causal language model over padded rows if it stays the same, which a test shows.
+
+    Args:
+        media: as for `use_packed_attention`.
+    """
+    model.eval()
+    config = model.config.get_text_config()
+    implementation = config._attn_implementation
+
+    def use() -> None:
+        AttentionInterface.register(PADDED, padded_attention)
+        config._attn_implementation = PADDED
+
+    if _obstacle(model, media, RECURRENT in _kinds(config), False, use) is not None:
+        config._attn_implementation = implementation
+
+
+def _kinds(config: PretrainedConfig) -> set[str]:
+    """The kinds of layers that a config names."""
+    return set(config.to_dict().get("layer_types") or ())
+
+
+def _obstacle(
+    model: PreTrainedModel, media: MediaFacts | None, recurrent: bool, packed: bool, use: Callable[[], None]
+) -> str | None:
+    """Why the attention of a model cannot be replaced, or None.
+
+    Args:
+        recurrent: layers of linear attention stay as they are.
+        packed: the replacement computes packed rows, and padded ones otherwise.
+        use: replaces the attention.
+    """
+    others = _kinds(model.config.get_text_config()) - {"full_attention", "sliding_attention"}
+    if recurrent:
+        others.discard(RECURRENT)
+    if others:
+        return f"has layers of {', '.join(sorted(others))}"
+    if not (model._supports_flash_attn and (model._supports_attention_backend or recurrent)):
+        return "has an attention that cannot be replaced"
+    try:
+        same = _keeps_states(model, media, packed, use)
+    except TypeError as error:
+        return f"cannot separate rows ({error})"
+    return None if same else "mixes rows, or has a window that it does not state"
+
+
+def _keeps_states(model: PreTrainedModel, media: MediaFacts | None, packed: bool, use: Callable[[], None]) -> bool:
+    """Whether rows keep the states of padded ones when `use` replaces the attention.
+
+    A difference is at most a hundredth of the effect of a token's context.
+    """
+    config = model.config.get_text_config()
     probe = EncodedText([]) if media is None else media.probe
     taken = () if media is None else media.placeholders
     words = [token for token in range(min(config.vocab_size, 10 + len(taken))) if token not in taken]
     texts = [[words[number % len(words)] for number in row] for row in ([1, 2, 3, 4, 5], [1, 2, 6], [9, 8, 7, 6, 5])]
     rows = _test_rows([*map(EncodedText, texts), *([probe] if probe else [])], probe)
-    inputs = None if media is None else MediaInputs(probe.media or {}, media)
-    layout = pack_layout(rows, torch.tensor([2, 2, 0, 0])[: len(rows)])
+    inputs = None
+    if media is not None:
+        tensors = probe.media or {}
+        positions = row_positions(model.base_model, rows["tokens"], tensors, list(range(len(rows))))
+        inputs = MediaInputs(tensors, media, positions=positions)
+    layout = pack_layout(rows, torch.tensor([2, 2, 0, 0])[: len(rows)]) if packed else None
     with _narrow_windows(model, config), stand_ins(model, random_numbers()):  # no weight is read yet
         states, place = run_backbone(model.base_model, rows["tokens"], None, inputs)
-        apart = states[place]
-        use_kernel(config, recorder)
+        before = states[place]
+        use()
         states, place = run_backbone(model.base_model, rows["tokens"], layout, inputs)
-        together = states[place]
-    effect = (apart[0, 4] - apart[2, 4]).abs().max()
-    error = (together - apart)[rows["response_mask"]].abs().max()
-    return bool(error <= 1e-2 * effect + 1e-6 * apart.abs().max())
+        after = states[place]
+    effect = (before[0, 4] - before[2, 4]).abs().max()
+    error = (after - before)[rows["response_mask"]].abs().max()
+    return bool(error <= 1e-2 * effect + 1e-6 * before.abs().max())
 
 
 def _test_rows(texts: Sequence[EncodedText], probe: EncodedText) -> TensorDict:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
 
+from rft.actor.forward.media_inputs import row_positions
 from rft.actor.packing.layout import PackedLayout, pack_layout, shared_prefixes
 from rft.actor.packing.sequence_shard import join
 from rft.algorithm.trajectories import Trajectories, trajectories_of
@@ -33,6 +34,7 @@ class MicroBatch:
         chosen: the places of the tokens whose outputs are computed; see `chosen_places`.
         trajectories: of the rows; None where each of them is one row.
         media_differ: the rows of some ranks have media of a kind that those of others do not have.
+        positions: of the rows, (n, B, T), where a model counts them in its own way; see `row_positions`.
     """
 
     rows: Tensor
@@ -44,6 +46,7 @@ class MicroBatch:
     chosen: Tensor
     trajectories: Trajectories | None
     media_differ: bool = False
+    positions: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -54,13 +57,13 @@ class MicroBatcher:
         max_tokens: cap on the tokens of a forward, padding included.
         packing: rows lie behind one another; otherwise rows of like length are padded to the longest.
         share_prefix: the rows of a group compute the tokens that they begin with once.
-        takes_media: the model takes media.
+        backbone: of the model, if it takes media.
     """
 
     max_tokens: int
     packing: bool
     share_prefix: bool
-    takes_media: bool = False
+    backbone: nn.Module | None = None
 
     def __post_init__(self) -> None:
         assert self.packing or not self.share_prefix, "padded rows cannot share tokens"
@@ -111,7 +114,11 @@ class MicroBatcher:
             if self.packing:
                 layout = pack_layout(part, shared[numbers] if rows else torch.zeros(1, dtype=torch.int64))
             computed = part["response_mask"].numel() if layout is None else len(layout.source)
-            media = concat_media(_in_forward_order(media_entries(part), layout))
+            entries, positions = media_entries(part), None
+            order = forward_order(len(part), layout) if entries else []
+            media = concat_media(entries[row] for row in order)
+            if media and self.backbone is not None:
+                positions = row_positions(self.backbone, part["tokens"], media, order)
             if context is not None and layout is not None:
                 layout = join(layout, part, context)
             part = part.exclude("media") if "media" in part.keys() else part
@@ -126,24 +133,28 @@ class MicroBatcher:
                 chosen=to_device(chosen_places(predicted(part)), world.device),
                 trajectories=trajectories and trajectories.of_copy(moved),
                 media_differ=media_differ[number - 1],
+                positions=None if positions is None else to_device(positions, world.device),
             )
 
     def _media_differ(self, batch: TensorDict, cuts: list[list[int]], world: World) -> list[bool]:
         """Of each micro-batch, whether ranks have media of different kinds. A collective."""
-        if not self.takes_media or world.size == 1:
+        if self.backbone is None or world.size == 1:
             return [False] * len(cuts)
         entries = media_entries(batch)
         own = [{name for row in rows if entries for name in entries[row].keys()} for rows in cuts]
         return [any(names != kinds[0] for names in kinds) for kinds in zip(*world.gather(own), strict=True)]
 
 
-def _in_forward_order(entries: list[TensorDict], layout: PackedLayout | None) -> list[TensorDict]:
-    """The media of rows, in the order in which the forward has the rows."""
-    if not entries or layout is None:
-        return entries
+def forward_order(count: int, layout: PackedLayout | None) -> list[int]:
+    """The numbers of rows in the order in which the forward has them.
+
+    Last come rows whose first tokens stand in another row: they share these, so they have no media.
+    """
+    if layout is None:
+        return list(range(count))
     width = layout.place.shape[1]
-    firsts = layout.source[layout.source % width == 0] // width  # the rows in order; all have their first token here
-    return [entries[row] for row in firsts.tolist()]
+    first = (layout.source[layout.source % width == 0] // width).tolist()
+    return first + sorted(set(range(count)).difference(first))
 
 
 def first_token(row: TensorDict) -> TensorDict:

@@ -11,7 +11,7 @@ from torch import Tensor
 from rft.algorithm.advantage.whiten import whitened
 from rft.algorithm.gradient import Gradient
 from rft.algorithm.registries import ADVANTAGES, AllSum
-from rft.algorithm.scores.groups import weighted_centred
+from rft.algorithm.scores.groups import dense_numbers, weighted_centred
 from rft.ranges import Fraction, PositiveFloat
 
 
@@ -72,7 +72,7 @@ def optimal_token_baseline(scores: Tensor, rewards: Tensor, batch: TensorDict) -
     keep = batch["loss_mask"]
     energy = 1 - 2 * batch["old_logprobs"].double().exp() + batch["sum_p_squared"]  # (B, T) of the distribution at t
     weights = torch.where(keep, energy.clamp(min=0), 0.0).cumsum(dim=1)  # (B, T); rounding may go below 0
-    _, group = torch.unique(batch["group"], return_inverse=True)
+    group = dense_numbers(batch["group"])
     place = group[:, None] * keep.shape[1] + keep.cumsum(dim=1) - 1  # (B, T) one number for a group and a t
     returns = following(rewards.double(), keep, 1.0)
     advantages = torch.zeros_like(rewards)

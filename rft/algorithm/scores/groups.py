@@ -47,8 +47,7 @@ def group_statistics(scores: Tensor, group: Tensor) -> GroupStatistics:
         group: (N,) int64; whole groups, in any order.
     """
     scores = scores.double()
-    ids, index = torch.unique(group, return_inverse=True)
-    zeros = scores.new_zeros(len(ids))
+    index, zeros = dense_numbers(group), torch.zeros_like(scores)
     size = zeros.index_add(0, index, torch.ones_like(scores))
     mean = zeros.index_add(0, index, scores) / size
     rest = scores - mean[index]
@@ -99,9 +98,9 @@ def weighted_centred(scores: Tensor, weights: Tensor, group: Tensor) -> Tensor:
         weights: (N,) not negative.
         group: (N,) int64; whole groups, in any order.
     """
-    ids, index = torch.unique(group, return_inverse=True)
+    index = dense_numbers(group)
     totals = torch.stack([weights.double(), weights.double() * scores])  # (2, N)
-    weight, weighted = totals.new_zeros(2, len(ids)).index_add(1, index, totals)[:, index]  # (N,) each
+    weight, weighted = torch.zeros_like(totals).index_add(1, index, totals)[:, index]  # (N,) each
     nothing = group_statistics(scores, group).tied | (weight == 0)
     return torch.where(nothing, 0.0, scores.double() - weighted / weight)
 
@@ -116,10 +115,9 @@ def best_over_second(scores: Tensor, group: Tensor) -> Tensor:
         group: (N,) int64; whole groups, in any order.
     """
     scores = scores.double()
-    ids, index = torch.unique(group, return_inverse=True)
-    lowest = scores.new_full((len(ids),), -torch.inf)
+    index, lowest = dense_numbers(group), torch.full_like(scores, -torch.inf)
     highest = lowest.scatter_reduce(0, index, scores, "amax")[index]
     best = highest - scores <= ROUNDING * highest.abs()
-    alone = lowest.new_zeros(len(ids)).index_add(0, index, best.double())[index] == 1
+    alone = torch.zeros_like(scores).index_add(0, index, best.double())[index] == 1
     second = lowest.scatter_reduce(0, index, torch.where(best, -torch.inf, scores), "amax")[index]
     return torch.where(best & alone & second.isfinite(), scores - second, 0.0)

@@ -41,7 +41,6 @@ def best_and_worst(scores: Tensor, group: Tensor, unit: Tensor) -> tuple[Tensor,
         bool, True for the rows of pairs.
     """
     best, worst = best_rows(scores, group, unit), best_rows(-scores, group, unit)
-    ids, index = torch.unique(group, return_inverse=True)
-    of_best = torch.zeros_like(ids)
+    index, of_best = dense_numbers(group), torch.zeros_like(unit)
     of_best[index[best]] = unit[best]
     return best, torch.where(worst, of_best[index], unit), (best | worst) & informative_groups(scores, group)

@@ -8,6 +8,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.algorithm.registries import SHAPINGS
+from rft.algorithm.scores.groups import dense_numbers
 from rft.ranges import Fraction, NonNegativeFloat, PositiveInt
 
 
@@ -96,8 +97,7 @@ def kimi_length(scores: Tensor, batch: TensorDict, *, term: str, factor: NonNega
         factor: weight of the penalty.
     """
     value, length = batch["terms", term], batch["response_mask"].sum(dim=1).double()
-    ids, index = torch.unique(batch["group"], return_inverse=True)
-    bounds = length.new_zeros(len(ids))
+    index, bounds = dense_numbers(batch["group"]), torch.zeros_like(length)
     least = bounds.scatter_reduce(0, index, length, "amin", include_self=False)[index]
     span = bounds.scatter_reduce(0, index, length, "amax", include_self=False)[index] - least
     added = 0.5 - (length - least) / span  # NaN where all lengths are equal

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rft.algorithm.gradient import Gradient
 from rft.algorithm.registries import AGGREGATIONS, AllSum
+from rft.algorithm.scores.groups import dense_numbers
 from rft.ranges import PositiveFloat
 
 
@@ -60,8 +61,8 @@ def group_mean(keep: Tensor, group: Tensor, *, all_sum: AllSum) -> Tensor:
 
     A group is whole on one rank when its weights are computed.
     """
-    ids, index = torch.unique(group, return_inverse=True)
-    tokens = keep.new_zeros(len(ids), dtype=torch.int64).index_add(0, index, keep.sum(dim=1))  # (groups,)
+    index = dense_numbers(group)
+    tokens = torch.zeros_like(group).index_add(0, index, keep.sum(dim=1))  # (B,) of each group, then zeros
     groups = all_sum((tokens > 0).sum())
     return keep / (_at_least_one(tokens)[index] * _at_least_one(groups))[:, None]
 

@@ -34,6 +34,7 @@ from torch import Tensor
 from rft.algorithm.kl import binary_kl, k1, k2, k3
 from rft.algorithm.ratio import ratio
 from rft.algorithm.registries import AllSum
+from rft.algorithm.scores.groups import dense_numbers
 from rft.metrics import Metrics
 
 # Of d = rollout_logprobs - logprobs: the tokens are the rollout policy's.
@@ -186,11 +187,11 @@ def measure(rule: Rule, logprobs: Tensor, rollout_logprobs: Tensor, keep: Tensor
     else:
         numbers = ESTIMATES[rule.metric](-log_rho)
     if rule.aggregate is not None:
-        owner = torch.arange(len(group), device=group.device) if rule.level == "sequence" else group
-        ids, index = torch.unique(owner, return_inverse=True)
+        rows = torch.arange(len(group), device=group.device)
+        index = rows if rule.level == "sequence" else dense_numbers(group)
         owners = index[:, None].expand_as(keep)[keep]
         how = REDUCTIONS[rule.aggregate]
-        units = numbers.new_zeros(len(ids)).scatter_reduce(0, owners, numbers[keep], how, include_self=False)
+        units = numbers.new_zeros(len(group)).scatter_reduce(0, owners, numbers[keep], how, include_self=False)
         numbers = units[index][:, None]  # (B, 1)
     return ratio(numbers) if rule.metric == "ratio" else numbers
 

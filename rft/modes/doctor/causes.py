@@ -1,7 +1,8 @@
 """Tries possible causes of a gap one by one: the trainer computes the batch as the engine may have computed it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -50,6 +51,8 @@ class CauseSearch:
         batch: this rank's rows.
         logprobs: (B, T) log-probabilities of the trainer.
         score: computes the trainer's log-probabilities of a batch at a temperature, in the dtype of this name.
+        plain: those of the batch, computed without the options of `rounds`.
+        rounds: see `Strategy.rounding_options`.
         temperature, dtype: those of the trainer.
         begin: the tokenizer's BOS token, or None.
     """
@@ -57,12 +60,16 @@ class CauseSearch:
     batch: TensorDict
     logprobs: Tensor
     score: Callable[[TensorDict, float, str], Tensor]
+    plain: Callable[[TensorDict], Tensor]
+    rounds: Mapping[str, Any]
     temperature: float
     dtype: str
     begin: int | None
 
     def run(self, report: DoctorReport, gather: Callable[[float], list[float]]) -> list[Cause]:
         """Tries every cause and adds its gap to the report.
+
+        The models of another dtype do not have the options of `rounds` either, so they would show nothing of the dtype.
 
         Args:
             gather: collects one number from every rank.
@@ -71,7 +78,7 @@ class CauseSearch:
             *self._temperature(report),
             *self._template(report),
             *self._rounding(report, gather),
-            *self._dtype(report),
+            *(self._options(report) if self.rounds else self._dtype(report)),
         ]
 
     def _temperature(self, report: DoctorReport) -> Iterator[Cause]:
@@ -124,6 +131,16 @@ class CauseSearch:
                 cure = f"the engine rounds its log-probabilities to {name}: set rollout.engine_args so that it does not"
                 yield Cause("rounding", trial, gap, allowed, cure)
 
+    def _options(self, report: DoctorReport) -> Iterator[Cause]:
+        named = " ".join(f"strategy.{name}={value}" for name, value in self.rounds.items())
+        trial = f"the trainer without {named}"
+        gap = report.add_gap(trial, self.batch, self.plain(self.batch))
+        cure = (
+            f"the trainer computes with {named}, and the engine does not: choose a correction of the gap "
+            f"(algorithm/correction), or set {turned_off(self.rounds)}"
+        )
+        yield Cause("options", trial, gap, TOLERANCE[self.dtype], cure)
+
     def _dtype(self, report: DoctorReport) -> Iterator[Cause]:
         for name in (name for name in DTYPES if name != self.dtype):
             coarser = TOLERANCE[name] > TOLERANCE[self.dtype]
@@ -135,3 +152,8 @@ class CauseSearch:
                 f"rollout.engine_args.dtype={self.dtype} or strategy.dtype={name}"
             )
             yield Cause("dtype", trial, gap, None if coarser else TOLERANCE[self.dtype], cure)
+
+
+def turned_off(rounds: Mapping[str, Any]) -> str:
+    """The options of `Strategy.rounding_options` as a command line that sets none of them."""
+    return " ".join(f"strategy.{name}=null" for name in rounds)

@@ -6,8 +6,9 @@ the gap is measured again. Two causes at once are not searched: the table shows 
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -17,7 +18,7 @@ from rft.actor.base import TrainableModel
 from rft.actor.lora.adapters import LoraWeights
 from rft.algorithm.mismatch import TOLERANCE
 from rft.metrics import Metrics
-from rft.modes.doctor.causes import CauseSearch
+from rft.modes.doctor.causes import CauseSearch, turned_off
 from rft.modes.doctor.overriding_sampler import OverridingSampler
 from rft.modes.doctor.report import DoctorReport, Gap
 from rft.train.stage import Stage
@@ -37,12 +38,14 @@ class RunFacts:
     Attributes:
         truncates: whether training samples from a truncated distribution.
         dtype: strategy.dtype.
+        rounds: see `Strategy.rounding_options`.
         engine_dtype: in which the engine computes.
         expands: the engine expands prompts with media by its own processor.
     """
 
     truncates: bool
     dtype: str
+    rounds: Mapping[str, Any]
     engine_dtype: str
     expands: bool
 
@@ -54,7 +57,7 @@ class Examination:
         trainer, stage: those of the run; the examination takes one update, at learning rate 0.
         sampler: the sampler of the trainer.
         facts: sampling and dtypes of the config.
-        twin: makes a copy of the policy that computes in the dtype of this name.
+        twin: makes a copy of the policy that computes in the dtype of this name, without the options of `facts.rounds`.
         report: collects the findings.
     """
 
@@ -107,7 +110,9 @@ class Examination:
         if agree and not failed:
             failed += self.tensors()
         if agree:
-            self.report.add_check(True, "temperature, template, rounding and dtype: there is no gap to explain")
+            self.report.add_check(
+                True, "temperature, template, rounding, options and dtype: there is no gap to explain"
+            )
         else:
             failed += self.causes(batch, logprobs, gap)
         self.report.print(batch, logprobs, self.trainer.policy.tokenizer)
@@ -141,10 +146,18 @@ class Examination:
 
     def score(self, batch: TensorDict, temperature: float | None = None, dtype: str | None = None) -> Tensor:
         """The trainer's log-probabilities of a batch, (B, T)."""
-        self.sampler.release()
-        actor = self.trainer.policy if dtype in (None, self.facts.dtype) else self.twin(str(dtype))
-        rows = columns(batch)
         temperature = self.temperature if temperature is None else temperature
+        actor = self.trainer.policy if dtype in (None, self.facts.dtype) else self.twin(str(dtype))
+        return self.score_by(actor, batch, temperature)
+
+    def score_plainly(self, batch: TensorDict) -> Tensor:
+        """The same, computed in the dtype of the trainer without the options of `facts.rounds`."""
+        return self.score_by(self.twin(self.facts.dtype), batch, self.temperature)
+
+    def score_by(self, actor: TrainableModel, batch: TensorDict, temperature: float) -> Tensor:
+        """The log-probabilities of a batch by an actor, (B, T)."""
+        self.sampler.release()
+        rows = columns(batch)
         return self.trainer.compute(actor, rows, rows, ("logprobs",), temperature)["logprobs"]
 
     def add_gap(self, name: str, batch: TensorDict, temperature: float | None = None) -> Gap:
@@ -258,7 +271,9 @@ class Examination:
         difference = max(self.world.gather(float((torch.cat(alone) - logprobs[:count]).abs().max())))
         text = f"padding and packing: rows scored alone ({count} of each rank) differ by {difference:.2g}"
         if not self.report.add_check(difference <= self.tolerance, text):
-            yield "the score of a row depends on the other rows: set actor.packing=false and actor.share_prefix=false"
+            first = f"{turned_off(self.facts.rounds)}, or " if self.facts.rounds else ""
+            cure = f"set {first}actor.packing=false and actor.share_prefix=false"
+            yield f"the score of a row depends on the other rows: {cure}"
 
     def prompt(self, batch: TensorDict) -> Iterator[str]:
         """Checks that prompts do not begin with two BOS tokens."""
@@ -275,7 +290,16 @@ class Examination:
     def causes(self, batch: TensorDict, logprobs: Tensor, gap: Gap) -> list[str]:
         """Tries all causes; returns the cure of the one that explains the gap best, if there is one."""
         begin = self.trainer.policy.tokenizer.bos_token_id
-        search = CauseSearch(columns(batch), logprobs, self.score, self.temperature, self.facts.dtype, begin)
+        search = CauseSearch(
+            columns(batch),
+            logprobs,
+            self.score,
+            self.score_plainly,
+            self.facts.rounds,
+            self.temperature,
+            self.facts.dtype,
+            begin,
+        )
         tried = sorted(search.run(self.report, self.world.gather), key=lambda cause: cause.gap.mean)
         named = [cause for cause in tried if cause.explains(gap)][:1]
         for kind in sorted({cause.kind for cause in tried}):

@@ -85,6 +85,7 @@ def examine(job: DoctorJob, world: World, console: Console) -> float:
             facts = RunFacts(
                 run.rollout.truncates(),
                 spread.compute_dtype(job.strategy.options),
+                spread.rounding_options(job.strategy.options),
                 job.engine_dtype(),
                 job.processor is not None and job.engine.factory.facts.has_processor,
             )

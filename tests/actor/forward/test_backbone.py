@@ -9,8 +9,6 @@ from rft.actor.forward.media_inputs import FORBIDDEN
 from rft.actor.heads import LanguageNetwork
 from rft.actor.packing.attention import use_packed_attention
 from rft.actor.packing.layout import pack_layout
-from rft.actor.packing.micro_batches import _in_forward_order
-from rft.batch.media import media_entries
 from tests.families import family
 from tests.families.rows import OMNI, PACKED, READ, batch_of, columns, encoder, inputs_of, rows
 
@@ -69,7 +67,7 @@ def assert_packed_as_padded(network, batch, facts):
     use_packed_attention(network.model, "actor", facts)
     layout = pack_layout(batch, torch.zeros(len(batch), dtype=torch.int64))
     for with_probe in (False, True):
-        media = inputs_of(_in_forward_order(media_entries(batch), layout), facts, with_probe)
+        media = inputs_of(network, batch, facts, with_probe, layout)
         packed = network(batch["tokens"], batch["loss_mask"], ("logprobs",), 1.0, layout, media)["logprobs"]
         torch.testing.assert_close(packed, padded, rtol=0, atol=1e-5)
 

@@ -49,7 +49,8 @@ def test_the_score_is_that_of_the_class_with_files_of_the_language_model_and_its
     batch = batch_of(encode, rows(one))
     expected = torch.stack(row_by_row(model, batch, facts.stacked))[:, 0]
     assert expected.std() > 1e-3
-    network, media = ScoreNetwork(model), inputs_of(media_entries(batch), facts)
+    network = ScoreNetwork(model)
+    media = inputs_of(network, batch, facts)
     with torch.no_grad():
         found = network(batch["tokens"], batch["loss_mask"], ("score",), 1.0, media=media)["score"]
     torch.testing.assert_close(found.sum(1), expected, rtol=1e-4, atol=1e-5)
@@ -63,16 +64,10 @@ def test_the_score_is_that_of_the_class_with_files_of_the_language_model_and_its
     if name in PACKED:
         use_packed_attention(model, "actor", facts)
         layout = pack_layout(batch, torch.arange(len(batch)))
-        order = inputs_of([media_entries(batch)[row] for row in order_of(layout)], facts)
+        media = inputs_of(network, batch, facts, layout=layout)
         with torch.no_grad():
-            packed = network(batch["tokens"], batch["loss_mask"], ("score",), 1.0, layout, order)["score"]
+            packed = network(batch["tokens"], batch["loss_mask"], ("score",), 1.0, layout, media)["score"]
         torch.testing.assert_close(packed.sum(1), expected, rtol=1e-4, atol=1e-5)
-
-
-def order_of(layout):
-    """The rows in the order in which a packed forward has them."""
-    width = layout.place.shape[1]
-    return (layout.source[layout.source % width == 0] // width).tolist()
 
 
 def test_a_token_classifier_scores_every_token(tmp_path):

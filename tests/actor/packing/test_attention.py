@@ -1,4 +1,4 @@
-"""Packed rows against each row alone through the plain model, in states and gradients; models that cannot be packed."""
+"""Packed and padded rows against each row alone through the plain model; models whose attention stays theirs."""
 
 import copy
 from dataclasses import replace
@@ -7,10 +7,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from rft.actor.forward.backbone import run_backbone
 from rft.actor.init import attention
-from rft.actor.packing.attention import use_packed_attention
+from rft.actor.packing import attention as module
+from rft.actor.packing.attention import PADDED, use_packed_attention, use_padded_attention
 from rft.actor.packing.kernels.sdpa import SdpaKernel
 from rft.actor.packing.layout import pack_layout, shared_prefixes
+from tests.e2e.host_waits import HostWaits
 from tests.helpers import SIZES, token_batch
 
 GPT2 = {"vocab_size": 23, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.4}
@@ -114,6 +117,31 @@ def test_packed_rows_have_the_states_and_gradients_of_each_alone(name, shares):
     close(found[1], gradients, tolerance)
 
 
+def padded(model, batch):
+    states, place = run_backbone(model.base_model, batch["tokens"], None)
+    return states[place][batch["response_mask"]]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_padded_rows_have_the_states_and_gradients_of_each_alone_and_read_nothing_on_the_host(name):
+    dtype = torch.float32 if "moe" in name else torch.float64
+    plain, batch, waits = build(MODELS[name]), prompts_batch(), []
+    model = copy.deepcopy(plain)
+    use_padded_attention(model)
+    assert model.config._attn_implementation == PADDED != plain.config._attn_implementation
+    states, gradients = states_and_gradients(plain, alone(plain.to(dtype), batch))
+    with HostWaits(waits):
+        run_backbone(model.to(dtype).base_model, batch["tokens"], None)
+    assert waits == []
+    found = states_and_gradients(model, padded(model, batch))
+    close([found[0]], [states], 1e-5)
+    close(found[1], gradients, 1e-5)
+    if "gpt_oss" not in name:  # its masks do not depend on positions
+        with HostWaits(waits):
+            run_backbone(plain.base_model, batch["tokens"], None)
+        assert waits
+
+
 def test_the_windows_are_shorter_than_the_rows():
     batch = prompts_batch()
     wide, narrow = build(MODELS["mistral"] | {"sliding_window": None}), build(MODELS["mistral"])
@@ -152,6 +180,26 @@ def test_models_that_would_mix_rows_are_refused(kind):
     model = build(options | {"model_type": kind, "initializer_range": 2e-4}, perturbed=False)
     with pytest.raises(ValueError, match=rf"^critic\.packing: \w+ .*{reason}.*; set critic\.packing=false$"):
         use_packed_attention(model, "critic")
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_padded_rows_of_these_models_keep_their_attention(kind):
+    model, batch = build(REFUSED[kind][0] | {"model_type": kind}), prompts_batch()
+    implementation, states = model.config._attn_implementation, padded(model, batch)
+    use_padded_attention(model)
+    assert model.config._attn_implementation == implementation
+    assert padded(model, batch).equal(states)
+
+
+def test_padded_rows_keep_their_attention_where_a_window_would_be_lost(monkeypatch):
+    attend = module.attend_rows
+    monkeypatch.setattr(module, "attend_rows", lambda *states, rule: attend(*states, replace(rule, window=None)))
+    model = build(MODELS["mistral"] | {"sliding_window": 4096})
+    use_padded_attention(model)
+    assert model.config._attn_implementation == "sdpa"
+    model = build(MODELS["qwen3"])
+    use_padded_attention(model)
+    assert model.config._attn_implementation == PADDED
 
 
 def test_a_look_at_a_model_leaves_its_windows():

@@ -7,11 +7,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 import rft
 from rft.modes.doctor.run import run
 from rft.rollout.engine.expanded import OtherPrompt
+from rft.strategy.fp8 import can_convert
 
 BROKEN = "tests.modes.doctor.broken"
 RUN = ("warmup=none", "mode=doctor", "rollout.temperature=0.7")
@@ -78,6 +80,29 @@ def test_the_cause_of_a_gap_is_named(engine, check, cause, examined):
     failed = {line.split(":")[0] for line in text.split("✗ ")[1:]}
     others = set() if engine == "OneVersionBehind" else {"temperature", "template", "rounding", "dtype", "drift"}
     assert check in failed and not (others - {check}) & failed, text
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["each token", "all tokens"])
+def test_float8_of_the_trainer_is_named(scaled, examined, monkeypatch):
+    """Without torchao: what the layers of a model that trains read is rounded to float8, with a scale or without."""
+
+    def rounds(module, inputs):
+        scale = inputs[0].abs().max() / 100 if scaled else 1.0
+        return ((inputs[0] / scale).to(torch.float8_e4m3fn).to(inputs[0].dtype) * scale, *inputs[1:])
+
+    def use_fp8(block, recipe):
+        for name, module in block.named_modules():
+            if can_convert(module, name):
+                module.register_forward_pre_hook(rounds)
+
+    monkeypatch.setattr("rft.strategy.fsdp2.use_fp8", use_fp8)
+    monkeypatch.setattr("rft.strategy.model_errors.fp8_errors", lambda *given: [])
+    said, text = examined("strategy.fp8=rowwise")
+    cure = "the trainer computes with strategy.fp8=rowwise, and the engine does not: choose a correction of the gap"
+    rows = "the other rows: set strategy.fp8=null, or actor.packing=false and actor.share_prefix=false"
+    assert (rows if scaled else cure) in said
+    assert "✗ options: the trainer without strategy.fp8=rowwise" in text and "dtype:" not in text
+    assert ("✗ padding and packing" in text) is scaled
 
 
 def test_an_engine_that_heeds_no_seeds_is_not_blamed_for_it(examined):

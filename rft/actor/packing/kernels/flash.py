@@ -52,14 +52,13 @@ class FlashKernel(RowsKernel):
 
 
 def _options(call: RowsCall) -> dict[str, Tensor | int | float]:
-    """What all four functions take by the same names; -1 is no window, and 0 no soft cap."""
+    """What all four functions take by the same names; a soft cap of 0 is none."""
     return {
         "cu_seqlens_q": call.query_ends,
         "cu_seqlens_k": call.key_ends,
         "max_seqlen_q": call.longest_query,
         "max_seqlen_k": call.longest_key,
         "softmax_scale": call.scaling,
-        "window_size_left": -1 if call.window is None else call.window - 1,
-        "window_size_right": 0 if call.causal else -1,
         "softcap": 0.0 if call.softcap is None else call.softcap,
+        **call.seen,
     }

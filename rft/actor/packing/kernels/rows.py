@@ -53,6 +53,12 @@ class RowsCall:
     scaling: float
     softcap: float | None
 
+    @property
+    def seen(self) -> dict[str, int]:
+        """How many keys before and behind its own place a query sees, by the functions' names; -1 for all."""
+        before = -1 if self.window is None else self.window - 1
+        return {"window_size_left": before, "window_size_right": 0 if self.causal else -1}
+
 
 @lru_cache(maxsize=8)  # the layers of a forward share them
 def rows_calls(

@@ -30,17 +30,22 @@ class SdpaKernel(AttentionKernel):
             q, k, v = (_apart(states, segment) for states in (q, k, v))
             if segment.prefix is not None:
                 k, v = (_behind(parts[segment.prefix], own) for parts, own in ((keys, k), (values, v)))
-            total = k.shape[2]
-            before, window = total - segment.length, total if rule.window is None else min(rule.window, total)
-            mask = causal_window_mask(segment.length, before, window, q.device) if before or window < total else None
-            states = attend_rows(q, k, v, mask, rule)
+            states = attend_rows(q, k, v, rule)
             results.append(states.transpose(1, 2).flatten(0, 1)[None])  # (1, rows * length, H, D)
         return torch.cat(results, 1)
 
 
-def attend_rows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: AttentionRule) -> Tensor:
-    """Attention (rows, heads, length, D) with a mask (length, keys) or a causal one; a head of keys may serve several
-    of queries."""
+def attend_rows(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
+    """Attention (rows, heads, length, width of the values) of each token to itself and to those before it.
+
+    Args:
+        q: (rows, heads, length, D), the last tokens of rows.
+        k, v: (rows, heads or fewer, at least length, D) of whole rows.
+        rule: of the layer.
+    """
+    length, total = q.shape[2], k.shape[2]
+    window = total if rule.window is None else min(rule.window, total)
+    mask = causal_window_mask(length, total - length, window, q.device) if length < total or window < total else None
     copies = q.shape[1] // k.shape[1]
     plain = rule.softcap is None and rule.sinks is None
     if copies > 1 and (mask is not None or not plain):  # with a mask CUDA shares heads only where it writes all
@@ -53,7 +58,7 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: Atte
     if rule.softcap is not None:
         products = rule.softcap * torch.tanh(products / rule.softcap)
     if mask is None:
-        mask = causal_window_mask(q.shape[2], 0, q.shape[2], q.device)
+        mask = causal_window_mask(length, 0, length, q.device)
     products = products.masked_fill(~mask, -torch.inf)
     if rule.sinks is not None:
         sinks = rule.sinks.to(products.dtype).view(1, -1, 1, 1).expand(*products.shape[:3], 1)
@@ -73,6 +78,6 @@ def _behind(prefix: Tensor, own: Tensor) -> Tensor:
 
 def causal_window_mask(length: int, before: int, window: int, device: torch.device) -> Tensor:
     """Mask (length, before + length) of the keys that a token attends to: itself and fewer than `window` before it."""
-    places = torch.arange(before + length, device=device)
-    distance = places[before:, None] - places
-    return (distance >= 0) & (distance < window)
+    keys = torch.arange(before + length, device=device)
+    tokens = keys[before:, None]
+    return (keys <= tokens) & (keys > tokens - window)  # bools alone: a difference takes eight bytes for each pair

@@ -23,7 +23,7 @@ class VarlenKernel(RowsKernel):
         assert call.softcap is None
         lengths = (call.query_ends, call.key_ends, call.longest_query, call.longest_key)
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
-            q, k, v, *lengths, 0.0, call.causal, False, scale=call.scaling, **_window(call)
+            q, k, v, *lengths, 0.0, call.causal, False, scale=call.scaling, **call.seen
         )
         return out, lse
 
@@ -35,13 +35,6 @@ class VarlenKernel(RowsKernel):
         seed = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of dropout, which there is none of
         unused = torch.empty(0, device=q.device)
         gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
-            gradient, q, k, v, out, lse, *lengths, 0.0, call.causal, seed, unused, scale=call.scaling, **_window(call)
+            gradient, q, k, v, out, lse, *lengths, 0.0, call.causal, seed, unused, scale=call.scaling, **call.seen
         )
         return gradients
-
-
-def _window(call: RowsCall) -> dict[str, int]:
-    """Keys before and behind that of a query which it sees; -1 for all."""
-    if call.window is None:
-        return {}
-    return {"window_size_left": call.window - 1, "window_size_right": 0}
