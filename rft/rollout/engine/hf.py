@@ -14,13 +14,15 @@ from torch.profiler import record_function
 from transformers import Cache, PreTrainedConfig, PreTrainedTokenizerBase
 
 from rft.actor.forward.media_inputs import MediaInputs, forbidden_logits, own_positions
+from rft.actor.init import meta_model
 from rft.actor.logprobs import LogitBlocks
 from rft.actor.model import end_tokens, expanded_zero
 from rft.batch.encoded import EncodedText, as_encoded
 from rft.batch.media import concat_media
 from rft.ranges import PositiveInt
 from rft.rollout.engine.base import Completion, Engine, EngineContext, EngineFacts, OnCompletion, Request
-from rft.rollout.engine.decoding.decoder import Decoder, StaticDecoder, check_static
+from rft.rollout.engine.decoding.cuda_graph import refusal
+from rft.rollout.engine.decoding.decoder import Decoder, StaticDecoder, step_obstacle
 from rft.rollout.engine.kv_cache import can_join, expand, make_cache
 from rft.rollout.engine.sampling import Sampling, greedy, sample, stream, uniform
 from rft.rollout.engine.texts import decode, in_order, make_completion
@@ -29,7 +31,6 @@ from rft.strategy.gather import GatherOptions
 
 PREFILL_TOKENS = 16384  # most tokens of one forward over prompts, padding included
 FULLNESS = 0.875  # a batch with a smaller share of live rows is compacted, which copies the cache once
-GRAPHS, WITHOUT = "rollout.engine.cuda_graphs=true", "set rollout.engine.cuda_graphs=false"
 
 
 class HFEngine(Engine):
@@ -72,24 +73,21 @@ class HFEngine(Engine):
     def check(cls, options: dict[str, Any], sampling: Sampling) -> None:
         """See `Engine.check`."""
         if options["cuda_graphs"] and options["device"] == "cpu":
-            raise ValueError(f"{GRAPHS}: strategy.device=cpu has no CUDA graphs; {WITHOUT}")
+            raise refusal("strategy.device=cpu has no CUDA graphs")
         if options["cuda_graphs"] and options["media"]:
-            raise ValueError(f"{GRAPHS}: models that take media decode without; {WITHOUT}, or actor/processor=none")
+            raise refusal("models that take media decode without, and actor/processor=none takes none")
 
     @classmethod
     def check_here(cls, options: dict[str, Any]) -> None:
         """See `Engine.check_here`."""
         if options["cuda_graphs"] and not torch.cuda.is_available():
-            raise ValueError(f"{GRAPHS}: torch finds no GPU; {WITHOUT}")
+            raise refusal("torch finds no GPU")
 
     @classmethod
     def check_model(cls, options: dict[str, Any], config: PreTrainedConfig) -> None:
         """See `Engine.check_model`."""
-        if options["cuda_graphs"]:
-            try:
-                check_static(config)
-            except ValueError as error:
-                raise ValueError(f"{GRAPHS}: {error}; {WITHOUT}") from error
+        if options["cuda_graphs"] and (reason := step_obstacle(meta_model(config))) is not None:
+            raise refusal(reason)
 
     @classmethod
     def compute_dtype(cls, options: dict[str, Any], trainer: str) -> str:

@@ -30,14 +30,15 @@ class CudaGraph:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise ValueError(
-                f"rollout.engine.cuda_graphs=true: a step of {name} cannot be recorded ({reason}); set "
-                "rollout.engine.cuda_graphs=false"
-            ) from error
+            raise refusal(f"a step of {name} cannot be recorded ({str(error).splitlines()[0]})") from error
 
     def replay(self, argument: Tensor) -> Tensor:
         """The result for an argument. It is overwritten by the next call."""
         self._argument.copy_(argument)
         self._graph.replay()
         return self._result
+
+
+def refusal(reason: str) -> ValueError:
+    """The error of a run whose steps cannot be recorded."""
+    return ValueError(f"rollout.engine.cuda_graphs=true: {reason}; set rollout.engine.cuda_graphs=false")

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, Cache, PreTrainedConfig, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from rft.actor.init import attention, meta_model
 from rft.actor.packing.attention import WITHOUT_EFFECT
 from rft.rollout.engine.decoding.cuda_graph import CudaGraph
 from rft.rollout.engine.kv_cache import can_join, make_static
 
 RECORDED = "cuda"  # the device whose steps are recorded
-ATTENTION = "rft_static_step"  # the name of `step_attention` among transformers' attention functions
+ATTENTION = "rft_step"  # the name of `step_attention` among transformers' attention functions
 
 
 class Decoder:
@@ -37,6 +37,7 @@ class Decoder:
         self.padding = padding
         self.padded = padded
         self.deltas = deltas
+        self._by_step = padded and deltas is None and step_obstacle(model) is None
 
     def rows_for(self, live: int) -> int:
         """To how many rows a batch with so many live ones is compacted."""
@@ -55,13 +56,20 @@ class Decoder:
             length: tokens of a row before the new one, padding included.
         """
         masks: dict[str, Tensor] = {}
-        if self.padded:
-            columns = torch.arange(length + 1, device=tokens.device)
-            masks = {"attention_mask": columns >= self.padding[:, None]}  # (R, T)
         if self.padded or self.deltas is not None:
             positions = (length - self.padding)[:, None]  # (R, 1)
             masks["position_ids"] = positions if self.deltas is None else positions + self.deltas
+        if self.padded:
+            seen = torch.arange(length + 1, device=tokens.device) >= self.padding[:, None]  # (R, T)
+            if self._by_step:
+                return self._forward_by_step(tokens, seen, masks["position_ids"])
+            masks["attention_mask"] = seen
         return self._forward(tokens, **masks)
+
+    def _forward_by_step(self, tokens: Tensor, seen: Tensor, positions: Tensor) -> Tensor:
+        """The logits (R, V) of a model whose layers attend by `step_attention` where `seen` (R, T) is true."""
+        with _attends_by_step(self.model.config):
+            return self._forward(tokens, attention_mask=seen[:, None, None], position_ids=positions)
 
     def _forward(self, tokens: Tensor, **masks: Tensor) -> Tensor:
         inputs: dict[str, Any] = {"input_ids": tokens[:, None], "past_key_values": self.cache, "use_cache": True}
@@ -107,22 +115,19 @@ class StaticDecoder(Decoder):
         """The logits (R, V) behind the tokens (R,) at `_place`. Nothing else is an input, and no number is read."""
         columns = torch.arange(self._layers[0].capacity, device=tokens.device)
         seen = (columns >= self.padding[:, None]) & (columns <= self._place)  # (R, T)
-        masks = {"attention_mask": seen[:, None, None], "position_ids": (self._place - self.padding)[:, None]}
-        with _attends_by_step(self.model.config):
-            return self._forward(tokens, **masks)
+        return self._forward_by_step(tokens, seen, (self._place - self.padding)[:, None])
 
 
-def check_static(config: PreTrainedConfig) -> None:
-    """Checks from its config that a model can decode in static steps.
-
-    Raises:
-        ValueError: it cannot; the message says why.
-    """
-    kind = config.model_type
-    if not can_join(config):
-        raise ValueError(f"a {kind} has layers that do not attend to all tokens (sliding, linear or recurrent ones)")
-    if attention(config) or not meta_model(config)._supports_attention_backend:
-        raise ValueError(f"a {kind} has an attention of its own")
+def step_obstacle(model: PreTrainedModel) -> str | None:
+    """Why the layers of a model cannot attend by `step_attention`; None if they can."""
+    kind = model.config.model_type
+    if not can_join(model.config):
+        return f"a {kind} has layers that do not attend to all tokens (sliding, linear or recurrent ones)"
+    if not model._supports_attention_backend:
+        return f"a {kind} has an attention of its own"
+    if (implementation := model.config.get_text_config()._attn_implementation) != "sdpa":
+        return f"a {kind} computes its attention by {implementation!r}, not by 'sdpa'"
+    return None
 
 
 def step_attention(
@@ -145,17 +150,12 @@ def step_attention(
         attention_mask: (R, 1, 1, T), true where a row sees a key.
 
     Returns:
-        (R, 1, heads, width), and no attention weights.
-
-    Raises:
-        ValueError: the model asks for something else.
+        (R, 1, heads, width), and no attention weights. Where the model asks for something else, or has a mask for each
+        head, transformers computes them.
     """
     asked = {name for name, given in others.items() if given is not None and given is not False}
-    if foreign := asked - WITHOUT_EFFECT - {"is_causal"}:
-        raise ValueError(
-            f"rollout.engine.cuda_graphs=true: the attention of {type(module).__name__} takes "
-            f"{', '.join(sorted(foreign))}; set rollout.engine.cuda_graphs=false"
-        )
+    if asked - WITHOUT_EFFECT - {"is_causal"} or attention_mask.shape[1] > 1:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
     grouped = query.squeeze(2).unflatten(1, (key.shape[1], -1))  # (R, heads of keys, queries of each, width)
     states = scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scaling)
     return states.flatten(1, 2).unsqueeze(1), None
