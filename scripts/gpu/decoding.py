@@ -11,7 +11,11 @@ from gpu.speed import CPU, QWEN, VOCABULARY, save_tokenizer
 
 PROMPTS = {"few rows": 8, "many rows": 128}
 TOKENS = {True: 8, False: 256}  # of an answer, on a CPU or not
-TRUNCATED = ({}, {"top_k": 50, "top_p": 0.9}, {"top_p": 0.9})  # the last is drawn outside of the graph
+TRUNCATED: tuple[dict[str, Any], ...] = (
+    {},
+    {"top_k": 50, "top_p": 0.9},
+    {"top_p": 0.9},
+)  # the last is drawn outside of the graph
 DIFFERENCE = 1e-3  # of log-probabilities in float32, in nats
 SAME = 0.9  # of the answers have the same tokens; a draw near a bound may fall to either side
 
