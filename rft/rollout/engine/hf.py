@@ -159,9 +159,9 @@ class HFEngine(Engine):
         rows = decoder.rows
         ends = torch.tensor(self.ends, device=self.model.device, dtype=torch.int64)
         stops = StopStrings(self.tokenizer, sampling.stop, len(seeds)) if sampling.stop else None
-        left = len(seeds)
-        for start in range(0, rows.most, decoder.ahead):
-            while decoder.drawn < min(start + decoder.ahead, rows.most):
+        start, left = 0, len(seeds)
+        while left > 0:
+            for _ in range(min(decoder.ahead, rows.most - decoder.drawn)):
                 decoder.step()
             tokens = decoder.tokens[rows.numbers, start : decoder.drawn]  # (R, n)
             columns = torch.arange(start, decoder.drawn, device=tokens.device)
@@ -178,11 +178,10 @@ class HFEngine(Engine):
                     sampled = (ids[:length], numbers[:length], [self.version] * length)
                     yield row, make_completion(self.tokenizer, self.ends, sampling.stop, *sampled)
                 left -= len(done)
-                if left == 0:
-                    return
                 rows.live[done] = False
-                if (size := decoder.rows_for(left)) < FULLNESS * len(rows):
+                if left > 0 and (size := decoder.rows_for(left)) < FULLNESS * len(rows):
                     decoder.keep((~rows.live).byte().argsort(stable=True)[:size])  # live rows first
+            start = decoder.drawn
 
     def _begin(
         self, prompts: list[EncodedText], copies: list[int], seeds: list[int], limits: list[int], sampling: Sampling

@@ -29,7 +29,7 @@ class Decoder:
         forbidden: (V,) added to logits; None: no token is forbidden.
 
     Attributes:
-        ahead: tokens that are drawn before the engine looks which rows have ended. Tokens behind an end have no use.
+        ahead: steps after which the engine looks which rows have ended. Tokens behind an end have no use.
         drawn: number of tokens that the rows have drawn.
         tokens: (W, T) int64, drawn by the W rows of the wave, by their numbers.
         logprobs: (W, T) float32, of the tokens.
