@@ -32,7 +32,7 @@ SMALL = (
     "actor.micro_batch_tokens=256",
 )
 EXPERTS = ("actor.model_config.model_type=mixtral", "+actor.model_config.num_local_experts=8")
-WIDE = ("plan.prompt_tokens=1", "algorithm.group_size=64", "actor.model_config.intermediate_size=4096")
+WIDE = ("plan.prompt_tokens=1", "algorithm.group_size=32", "actor.model_config.intermediate_size=4096")
 CASES = {
     "plain": (),
     "two ranks": ("plan.ranks=2",),
@@ -261,7 +261,7 @@ def test_the_cache_of_the_engine_is_as_large_as_it_gets(forecasts, terms):
 
 def test_a_decode_step_of_many_samples_of_a_prompt_is_counted(terms):
     """It takes more than the prompts, and no less if a GPU records it."""
-    rows, prompts, width = 8 * 64, 8, 4096 * 4
+    rows, prompts, width = 8 * 32, 8, 4096 * 4
     for name in ("wide steps", "recorded steps"):
         rollout = terms(name, "rollout")
         assert rollout["activations"] > 2 * rows * width > 10 * prompts * width, name
