@@ -14,8 +14,8 @@ TOKENS = {True: 8, False: 256}  # of an answer, on a CPU or not
 TRUNCATED: tuple[dict[str, Any], ...] = (
     {},
     {"top_k": 50, "top_p": 0.9},
-    {"top_p": 0.9},
-)  # the last is drawn outside of the graph
+    {"top_p": 0.9},  # its draw is not in the graph
+)
 DIFFERENCE = 1e-3  # of log-probabilities in float32, in nats
 SAME = 0.9  # of the answers have the same tokens; a draw near a bound may fall to either side
 
