@@ -11,6 +11,11 @@ from gpu.speed import CPU, QWEN, VOCABULARY, save_tokenizer
 
 PROMPTS = {"few rows": 8, "many rows": 128}
 TOKENS = {True: 8, False: 256}  # of an answer, on a CPU or not
+TRUNCATED: tuple[dict[str, Any], ...] = (
+    {},
+    {"top_k": 50, "top_p": 0.9},
+    {"top_p": 0.9},  # its draw is not in the graph
+)
 DIFFERENCE = 1e-3  # of log-probabilities in float32, in nats
 SAME = 0.9  # of the answers have the same tokens; a draw near a bound may fall to either side
 
@@ -25,15 +30,15 @@ def checks() -> list[Check]:
 
 
 def compare(setting: Setting) -> Found:
-    """Answers of several lengths, before and after new weights."""
+    """Answers of several lengths, each time with other weights and another truncation."""
     import torch
 
     shape = SHAPES["small"] | {"model_type": "qwen3"}
     same, largest, answers = 0, 0.0, 0
     plain, graphs = (engine_of(shape, torch.float32, setting, cuda_graphs) for cuda_graphs in (False, True))
-    for version in (1, 2):
+    for version, truncation in enumerate(TRUNCATED, start=1):
         with_weights([plain, graphs], version)
-        found, expected = (generate(engine, 8, setting, varied=True) for engine in (graphs, plain))
+        found, expected = (generate(engine, 8, setting, varied=True, **truncation) for engine in (graphs, plain))
         for one, other in zip(found, expected, strict=True):
             equal = [a == b for a, b in zip(one.tokens, other.tokens, strict=False)]
             common = [*equal, False].index(False)
@@ -105,13 +110,13 @@ def with_weights(engines: list[Any], version: int) -> None:
         engine.update_weights(version, drawn.items())
 
 
-def generate(engine: Any, rows: int, setting: Setting, varied: bool) -> list[Any]:
+def generate(engine: Any, rows: int, setting: Setting, varied: bool, top_k: int = 0, top_p: float = 1.0) -> list[Any]:
     """A completion for each of so many prompts; `varied`: of several lengths, and four for each prompt."""
     from rft.rollout.engine.base import Request
     from rft.rollout.engine.sampling import Sampling
 
     most = TOKENS[setting.cpu]
-    sampling = Sampling(max_new_tokens=most, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, stop=[], first_token=None)
+    sampling = Sampling(most, temperature=1.0, top_p=top_p, top_k=top_k, min_p=0.0, stop=[], first_token=None)
     limits = [most, most // 2, most // 4, 2] if varied else [most]
     lengths = [17 * row % 64 + 1 if varied else 64 for row in range(rows)]
     seeds = [[len(limits) * row + sample for sample in range(len(limits))] for row in range(rows)]

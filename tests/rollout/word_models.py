@@ -5,6 +5,8 @@ import random
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -38,6 +40,13 @@ MODELS = {
     "eager": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, attn_implementation="eager")),
     "sliding": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=7)),
 }
+MORE = {  # by their type in transformers
+    "qwen2": {},
+    "mixtral": {"num_local_experts": 4},
+    "phi": {"num_key_value_heads": 4},
+    "olmo2": {},
+    "doge": {},  # has a mask for each head
+}
 
 
 def word_tokenizer(vocabulary):
@@ -58,9 +67,14 @@ def one_layer():
 
 
 def build(name="qwen3"):
-    """One of MODELS, in float64 where transformers' attention can be, so that rounding decides no draw."""
+    """One of MODELS or MORE, in float64 where transformers and torch can, so that rounding decides no draw."""
     torch.manual_seed(0)
-    return MODELS[name]().to(torch.float32 if name == "eager" else torch.float64).eval()
+    if name in MODELS:
+        model = MODELS[name]()
+    else:
+        shape = {key: value for key, value in SIZES.items() if key != "head_dim"}
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **shape | MORE[name]))
+    return model.to(torch.float32 if name in ("eager", "mixtral") else torch.float64).eval()
 
 
 def ban_the_end(model):

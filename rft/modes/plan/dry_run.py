@@ -139,7 +139,7 @@ class DryRun:
             self._stage_states(self._trainer.model_states(number, stage, 1))
 
     def sample(self, name: str, prompts: int, sampling: Sampling, samples: int) -> None:
-        """The engine reads all prompts and samples the first token of each answer.
+        """The engine reads all prompts and samples two tokens of each answer: behind the prompt, and in a decode step.
 
         Args:
             name: the name of the stage.
@@ -148,7 +148,7 @@ class DryRun:
         """
         requests = [Request([0] * self._encoder.prompt_tokens, list(range(samples)))] * prompts
         with self._tracker.stage(name):
-            self._sampler.own.generate(requests, replace(sampling, max_new_tokens=1))
+            self._sampler.own.generate(requests, replace(sampling, max_new_tokens=2))
 
     def _score(self) -> None:
         """Computes the fullest forward of each sharded reward model; the first time loads it."""

@@ -14,22 +14,25 @@ from torch.profiler import record_function
 from transformers import Cache, PreTrainedConfig, PreTrainedTokenizerBase
 
 from rft.actor.forward.media_inputs import MediaInputs, forbidden_logits, own_positions
+from rft.actor.init import meta_model
 from rft.actor.logprobs import LogitBlocks
 from rft.actor.model import end_tokens, expanded_zero
 from rft.batch.encoded import EncodedText, as_encoded
 from rft.batch.media import concat_media
 from rft.ranges import PositiveInt
 from rft.rollout.engine.base import Completion, Engine, EngineContext, EngineFacts, OnCompletion, Request
-from rft.rollout.engine.decoding.decoder import Decoder, StaticDecoder, check_static
+from rft.rollout.engine.decoding.cuda_graph import refusal
+from rft.rollout.engine.decoding.decoder import Decoder, StaticDecoder
+from rft.rollout.engine.decoding.rows import Rows
+from rft.rollout.engine.decoding.step_attention import step_obstacle
 from rft.rollout.engine.kv_cache import can_join, expand, make_cache
-from rft.rollout.engine.sampling import Sampling, greedy, sample, stream, uniform
+from rft.rollout.engine.sampling import Sampling
 from rft.rollout.engine.texts import decode, in_order, make_completion
 from rft.strategy.base import DTYPES
 from rft.strategy.gather import GatherOptions
 
 PREFILL_TOKENS = 16384  # most tokens of one forward over prompts, padding included
 FULLNESS = 0.875  # a batch with a smaller share of live rows is compacted, which copies the cache once
-GRAPHS, WITHOUT = "rollout.engine.cuda_graphs=true", "set rollout.engine.cuda_graphs=false"
 
 
 class HFEngine(Engine):
@@ -72,24 +75,21 @@ class HFEngine(Engine):
     def check(cls, options: dict[str, Any], sampling: Sampling) -> None:
         """See `Engine.check`."""
         if options["cuda_graphs"] and options["device"] == "cpu":
-            raise ValueError(f"{GRAPHS}: strategy.device=cpu has no CUDA graphs; {WITHOUT}")
+            raise refusal("strategy.device=cpu has no CUDA graphs")
         if options["cuda_graphs"] and options["media"]:
-            raise ValueError(f"{GRAPHS}: models that take media decode without; {WITHOUT}, or actor/processor=none")
+            raise refusal("models that take media decode without, and actor/processor=none takes none")
 
     @classmethod
     def check_here(cls, options: dict[str, Any]) -> None:
         """See `Engine.check_here`."""
         if options["cuda_graphs"] and not torch.cuda.is_available():
-            raise ValueError(f"{GRAPHS}: torch finds no GPU; {WITHOUT}")
+            raise refusal("torch finds no GPU")
 
     @classmethod
     def check_model(cls, options: dict[str, Any], config: PreTrainedConfig) -> None:
         """See `Engine.check_model`."""
-        if options["cuda_graphs"]:
-            try:
-                check_static(config)
-            except ValueError as error:
-                raise ValueError(f"{GRAPHS}: {error}; {WITHOUT}") from error
+        if options["cuda_graphs"] and (reason := step_obstacle(meta_model(config))) is not None:
+            raise refusal(reason)
 
     @classmethod
     def compute_dtype(cls, options: dict[str, Any], trainer: str) -> str:
@@ -155,54 +155,48 @@ class HFEngine(Engine):
         Yields:
             The number of a row and its completion, as soon as it is finished.
         """
-        device = self.model.device
-        samples = torch.tensor(copies, device=device)  # (P,)
-        cache, logits, deltas = self._prefill(prompts, samples)
-        logits = logits.repeat_interleave(samples, dim=0)  # (R, V)
-        forbidden = forbidden_logits(self.media, logits.shape[-1], device)
-        decoder = self._decoder(prompts, samples, cache, deltas)
-        streams, caps = stream(seeds).to(device), torch.tensor(limits, device=device)  # (R,)
-        ends = torch.tensor(self.ends, device=device, dtype=torch.int64)
+        decoder = self._begin(prompts, copies, seeds, limits, sampling)
+        rows = decoder.rows
+        ends = torch.tensor(self.ends, device=self.model.device, dtype=torch.int64)
         stops = StopStrings(self.tokenizer, sampling.stop, len(seeds)) if sampling.stop else None
-        live = torch.ones(len(seeds), dtype=torch.bool, device=device)
-        rows = torch.arange(len(seeds), device=device)
-        left = len(seeds)
-        sampled = torch.zeros(len(seeds), max(limits), dtype=torch.int64, device=device)  # (R, T)
-        sampled_logprobs = torch.zeros(len(seeds), max(limits), device=device)  # (R, T)
-        for step in range(max(limits)):
-            with record_function("logits"):  # mode=plan counts what is allocated under this label
-                logits = logits if forbidden is None else logits + forbidden
-                tokens, logprobs = draw(logits, streams, step, sampling)  # (R,)
-            sampled[rows, step], sampled_logprobs[rows, step] = tokens, logprobs
-            done = (tokens[:, None] == ends).any(-1) | (caps == step + 1)
+        start, left = 0, len(seeds)
+        while left > 0:
+            for _ in range(min(decoder.ahead, rows.most - decoder.drawn)):
+                decoder.step()
+            tokens = decoder.tokens[rows.numbers, start : decoder.drawn]  # (R, n)
+            columns = torch.arange(start, decoder.drawn, device=tokens.device)
+            over = (tokens[..., None] == ends).any(-1) | (columns + 1 >= rows.caps[:, None])
             if stops is not None:
-                done |= stops.hit(rows, tokens)
-            done &= live
-            count = int(done.sum())
-            if count:
-                finished = rows[done.nonzero().squeeze(1)].tolist()
-                texts = sampled[finished, : step + 1].tolist(), sampled_logprobs[finished, : step + 1].tolist()
-                for row, ids, numbers in zip(finished, *texts, strict=True):
-                    versions = [self.version] * len(ids)
-                    yield row, make_completion(self.tokenizer, self.ends, sampling.stop, ids, numbers, versions)
-                left -= count
-                if left == 0:
-                    break
-                live = live & ~done
-                if (size := decoder.rows_for(left)) < FULLNESS * len(rows):
-                    keep = (~live).byte().argsort(stable=True)[:size]  # live rows first
-                    decoder.keep(keep)
-                    rows, tokens, streams, caps, live = (x[keep] for x in (rows, tokens, streams, caps, live))
-            logits = decoder.step(tokens, len(prompts[-1]) + step)
+                over |= stops.hit(rows.numbers, tokens)
+            over &= rows.live[:, None]
+            done, places = (over & (over.cumsum(-1) == 1)).nonzero().unbind(1)  # where rows end
+            if len(done):
+                finished = rows.numbers[done]
+                texts = (x[finished, : decoder.drawn].tolist() for x in (decoder.tokens, decoder.logprobs))
+                lengths = (start + places + 1).tolist()
+                for row, length, ids, numbers in zip(finished.tolist(), lengths, *texts, strict=True):
+                    sampled = (ids[:length], numbers[:length], [self.version] * length)
+                    yield row, make_completion(self.tokenizer, self.ends, sampling.stop, *sampled)
+                left -= len(done)
+                rows.live[done] = False
+                if left > 0 and (size := decoder.rows_for(left)) < FULLNESS * len(rows):
+                    decoder.keep((~rows.live).byte().argsort(stable=True)[:size])  # live rows first
+            start = decoder.drawn
 
-    def _decoder(self, prompts: list[EncodedText], samples: Tensor, cache: Cache, deltas: Tensor | None) -> Decoder:
-        """Decodes behind P prompts, sorted by length, each with (P,) samples in the cache of R rows."""
-        shortest, longest = len(prompts[0]), len(prompts[-1])
-        padding = torch.tensor([longest - len(prompt) for prompt in prompts], device=samples.device)
-        padding = padding.repeat_interleave(samples)  # (R,)
-        if self.cuda_graphs:
-            return StaticDecoder(self.model, cache, padding)
-        return Decoder(self.model, cache, padding, shortest < longest, deltas)
+    def _begin(
+        self, prompts: list[EncodedText], copies: list[int], seeds: list[int], limits: list[int], sampling: Sampling
+    ) -> Decoder:
+        """Reads P prompts, sorted by length, and draws the first token of each of their R rows."""
+        samples = torch.tensor(copies, device=self.model.device)  # (P,)
+        cache, logits, deltas = self._prefill(prompts, samples)
+        longest = len(prompts[-1])
+        padding = [longest - len(prompt) for prompt, count in zip(prompts, copies, strict=True) for _ in range(count)]
+        rows = Rows.of(padding, seeds, limits, deltas, logits.device)
+        forbidden = forbidden_logits(self.media, logits.shape[-1], logits.device)
+        kind = StaticDecoder if self.cuda_graphs else Decoder
+        decoder = kind(self.model, cache, rows, longest, sampling, forbidden)
+        decoder.take(logits.repeat_interleave(samples, dim=0), sampling.first())
+        return decoder
 
     def _prefill(self, prompts: list[EncodedText], samples: Tensor) -> tuple[Cache, Tensor, Tensor | None]:
         """The cache with one row per sample, and the logits (P, V) after each prompt.
@@ -274,12 +268,16 @@ class StopStrings:
         self.tails: list[list[int]] = [[] for _ in range(count)]
 
     def hit(self, rows: Tensor, tokens: Tensor) -> Tensor:
-        """Adds the newest tokens (R,) of the rows (R,); returns which texts now hold a stop string, (R,) bool."""
+        """Adds the newest tokens (R, n) of the rows (R,); returns where a text holds a stop string, (R, n) bool."""
         places = rows.tolist()
-        for row, token in zip(places, tokens.tolist(), strict=True):
+        found = [self._hit(places, column) for column in tokens.t().tolist()]
+        return torch.tensor(found, device=rows.device).t()
+
+    def _hit(self, rows: list[int], tokens: list[int]) -> list[bool]:
+        for row, token in zip(rows, tokens, strict=True):
             self.tails[row] = [*self.tails[row][1 - self.window :], token]
-        texts = decode(self.tokenizer, [self.tails[row] for row in places])
-        return torch.tensor([any(s in text for s in self.strings) for text in texts], device=rows.device)
+        texts = decode(self.tokenizer, [self.tails[row] for row in rows])
+        return [any(string in text for string in self.strings) for text in texts]
 
 
 def float32_logits(head: nn.Linear, states: Tensor) -> Tensor:
@@ -289,17 +287,6 @@ def float32_logits(head: nn.Linear, states: Tensor) -> Tensor:
     for part, _, values in blocks:
         logits[..., part] = values.view(*states.shape[:2], -1)
     return logits
-
-
-def draw(logits: Tensor, streams: Tensor, step: int, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """The tokens (R,) of a step and their log-probabilities (R,), from logits (R, V) and random streams (R,)."""
-    if step == 0 and sampling.first_token is not None:
-        first = sampling.first_token
-        return sample(logits, uniform(streams, 0), first.temperature, first.top_k, 1.0, 0.0)
-    if sampling.temperature == 0:
-        return greedy(logits)
-    draws = uniform(streams, step)
-    return sample(logits, draws, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
 
 
 def waves(requests: list[Request], max_rows: int) -> Iterator[list[tuple[int, range]]]:

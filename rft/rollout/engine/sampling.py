@@ -58,6 +58,13 @@ class Sampling:
         """True if tokens are drawn from another distribution than the one that training computes."""
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0 or self.first_token is not None
 
+    def first(self) -> "Sampling":
+        """How the first new token is drawn."""
+        hot = self.first_token
+        if hot is None:
+            return self
+        return replace(self.untruncated(hot.temperature), top_k=hot.top_k)
+
     def untruncated(self, temperature: float) -> "Sampling":
         """The same at a temperature and without truncation."""
         return replace(self, temperature=temperature, top_p=1.0, top_k=0, min_p=0.0, first_token=None)
@@ -68,9 +75,32 @@ def stream(seeds: list[int]) -> Tensor:
     return mix(torch.tensor([signed(seed) for seed in seeds]))
 
 
-def uniform(streams: Tensor, position: int) -> Tensor:
-    """The number in [0, 1) of each stream at a position, (R,) float64."""
-    return shift(mix(streams + signed((position + 1) * GOLDEN)), 11).double() * 2.0**-53
+def uniform(streams: Tensor, position: int | Tensor) -> Tensor:
+    """The number in [0, 1) of each stream at a position, an int or (1,) int64; (R,) float64."""
+    return shift(mix(streams + torch.as_tensor(position + 1) * GOLDEN), 11).double() * 2.0**-53
+
+
+def draw(logits: Tensor, streams: Tensor, position: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """Draws a token for each row.
+
+    Args:
+        logits: (R, V).
+        streams: (R,) random streams.
+        position: (1,) int64, the number of the token in its text.
+        sampling: without regard to a first token.
+
+    Returns:
+        Tokens (R,) int64 and their log-probabilities (R,) float32.
+    """
+    if sampling.temperature == 0:
+        return greedy(logits)
+    draws = uniform(streams, position)
+    return sample(logits, draws, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+
+
+def draws_on_device(sampling: Sampling) -> bool:
+    """Whether `draw` reads no number on the host. For top-p alone it does, to sort no more than it must."""
+    return sampling.temperature == 0 or sampling.top_p >= 1.0 or sampling.top_k > 0
 
 
 def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:

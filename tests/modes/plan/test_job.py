@@ -32,6 +32,7 @@ SMALL = (
     "actor.micro_batch_tokens=256",
 )
 EXPERTS = ("actor.model_config.model_type=mixtral", "+actor.model_config.num_local_experts=8")
+WIDE = ("plan.prompt_tokens=1", "algorithm.group_size=32", "actor.model_config.intermediate_size=4096")
 CASES = {
     "plain": (),
     "two ranks": ("plan.ranks=2",),
@@ -71,6 +72,8 @@ CASES = {
     "torn groups": ("batch.minibatches=16",),
     "few rows at once": ("rollout.engine.max_rows=8",),
     "longer answers": ("rollout.max_new_tokens=60",),
+    "wide steps": WIDE,
+    "recorded steps": (*WIDE, "rollout.engine.cuda_graphs=true", "strategy.device=cuda"),
     "supervised": ("algorithm=sft", "batch.prompts=32"),
     "warm-up": ("warmup=supervised", "warmup.rows=8"),
     "redrawn": ("algorithm=dapo", "algorithm.group_size=4"),
@@ -265,6 +268,15 @@ def test_the_cache_of_the_engine_is_as_large_as_it_gets(forecasts, terms):
         size = rows * layers * 2 * heads * width * 4 * capacity(20, answer)
         assert size <= terms(name, "rollout")["kv cache"] < 1.15 * size  # rows are gathered one layer after another
     assert terms("plain", "update")["kv cache"] == 0
+
+
+def test_a_decode_step_of_many_samples_of_a_prompt_is_counted(terms):
+    """It takes more than the prompts, and no less if a GPU records it."""
+    rows, prompts, width = 8 * 32, 8, 4096 * 4
+    for name in ("wide steps", "recorded steps"):
+        rollout = terms(name, "rollout")
+        assert rollout["activations"] > 2 * rows * width > 10 * prompts * width, name
+    assert terms("recorded steps", "rollout")["kv cache"] == terms("wide steps", "rollout")["kv cache"]
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,20 @@
-"""One decode step of a wave: the newest token of each row goes in, the logits behind it come out."""
+"""Decodes a wave: the newest token of each row goes in, and the next one is drawn from the logits behind it."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, Cache, PreTrainedConfig, PreTrainedModel
+from torch import Tensor
+from torch.profiler import record_function
+from transformers import Cache, PreTrainedModel
 
-from rft.actor.init import attention, meta_model
-from rft.actor.packing.attention import WITHOUT_EFFECT
 from rft.rollout.engine.decoding.cuda_graph import CudaGraph
-from rft.rollout.engine.kv_cache import can_join, make_static
+from rft.rollout.engine.decoding.rows import Rows
+from rft.rollout.engine.decoding.step_attention import attends_by_step, step_obstacle
+from rft.rollout.engine.kv_cache import make_static
+from rft.rollout.engine.sampling import Sampling, draw, draws_on_device
 
 RECORDED = "cuda"  # the device whose steps are recorded
-ATTENTION = "rft_static_step"  # the name of `step_attention` among transformers' attention functions
 
 
 class Decoder:
@@ -24,19 +23,41 @@ class Decoder:
     Args:
         model: a causal language model that returns the logits of the last token alone.
         cache: of R rows, behind the prompts of a wave, which end at one place.
-        padding: (R,) tokens before each row.
-        padded: whether some row has padding.
-        deltas: (R, 1) added to the positions of a model that counts them in several dimensions; else None.
+        rows: all rows of the wave.
+        prompt: tokens of the longest prompt.
+        sampling: how tokens are drawn.
+        forbidden: (V,) added to logits; None: no token is forbidden.
+
+    Attributes:
+        ahead: steps after which the engine looks which rows have ended. Tokens behind an end have no use.
+        drawn: number of tokens that the rows have drawn.
+        tokens: (W, T) int64, drawn by the W rows of the wave, by their numbers.
+        logprobs: (W, T) float32, of the tokens.
     """
 
+    ahead = 1
+
     def __init__(
-        self, model: PreTrainedModel, cache: Cache, padding: Tensor, padded: bool, deltas: Tensor | None
+        self,
+        model: PreTrainedModel,
+        cache: Cache,
+        rows: Rows,
+        prompt: int,
+        sampling: Sampling,
+        forbidden: Tensor | None,
     ) -> None:
         self.model = model
         self.cache = cache
-        self.padding = padding
-        self.padded = padded
-        self.deltas = deltas
+        self.rows = rows
+        self.prompt = prompt
+        self.sampling = sampling
+        self.forbidden = forbidden
+        self.drawn = 0
+        self.tokens = rows.tokens.new_zeros(len(rows), rows.most)
+        self.logprobs = torch.zeros(len(rows), rows.most, device=rows.tokens.device)
+        # where the newest token of a row is in the cache, padding included
+        self._place = torch.full((1,), prompt - 1, dtype=torch.int64, device=rows.tokens.device)
+        self._by_step = rows.padded and rows.deltas is None and step_obstacle(model) is None
 
     def rows_for(self, live: int) -> int:
         """To how many rows a batch with so many live ones is compacted."""
@@ -45,132 +66,109 @@ class Decoder:
     def keep(self, rows: Tensor) -> None:
         """Keeps these rows (R',) alone."""
         self.cache.reorder_cache(rows)
-        self.padding = self.padding[rows]
-        self.deltas = None if self.deltas is None else self.deltas[rows]
+        self.rows.keep(rows)
 
-    def step(self, tokens: Tensor, length: int) -> Tensor:
-        """The logits (R, V) behind new tokens (R,).
+    def take(self, logits: Tensor, sampling: Sampling) -> None:
+        """Draws a token of each row from logits (R, V)."""
+        self._take(logits, sampling)
+        self.drawn += 1
 
-        Args:
-            length: tokens of a row before the new one, padding included.
-        """
+    def step(self) -> None:
+        """Draws a token of each row from the logits behind its newest one."""
+        self.take(self._logits(), self.sampling)
+
+    def _take(self, logits: Tensor, sampling: Sampling) -> None:
+        column = self._place - (self.prompt - 1)
+        with record_function("logits"):  # mode=plan counts what is allocated under this label
+            logits = logits if self.forbidden is None else logits + self.forbidden
+            tokens, logprobs = draw(logits, self.rows.streams, column, sampling)  # (R,)
+        self.tokens[self.rows.numbers, column] = tokens
+        self.logprobs[self.rows.numbers, column] = logprobs
+        self.rows.tokens.copy_(tokens)
+        self._place += 1
+
+    def _logits(self) -> Tensor:
+        """The logits (R, V) behind the newest tokens."""
         masks: dict[str, Tensor] = {}
-        if self.padded:
-            columns = torch.arange(length + 1, device=tokens.device)
-            masks = {"attention_mask": columns >= self.padding[:, None]}  # (R, T)
-        if self.padded or self.deltas is not None:
-            positions = (length - self.padding)[:, None]  # (R, 1)
-            masks["position_ids"] = positions if self.deltas is None else positions + self.deltas
-        return self._forward(tokens, **masks)
+        if self.rows.padded or self.rows.deltas is not None:
+            positions = (self._place - self.rows.padding)[:, None]  # (R, 1)
+            masks["position_ids"] = positions if self.rows.deltas is None else positions + self.rows.deltas
+        if self.rows.padded:
+            columns = torch.arange(self.prompt + self.drawn, device=positions.device)
+            seen = columns >= self.rows.padding[:, None]  # (R, T)
+            if self._by_step:
+                return self._logits_by_step(seen, positions)
+            masks["attention_mask"] = seen
+        return self._forward(**masks)
 
-    def _forward(self, tokens: Tensor, **masks: Tensor) -> Tensor:
-        inputs: dict[str, Any] = {"input_ids": tokens[:, None], "past_key_values": self.cache, "use_cache": True}
-        logits: Tensor = self.model(**inputs, **masks).logits[:, -1]
+    def _logits_by_step(self, seen: Tensor, positions: Tensor) -> Tensor:
+        """The logits (R, V) of a model whose layers attend by `step_attention` where `seen` (R, T) is true."""
+        with attends_by_step(self.model.config):
+            return self._forward(attention_mask=seen[:, None, None], position_ids=positions)
+
+    def _forward(self, **masks: Tensor) -> Tensor:
+        inputs: dict[str, Any] = {"past_key_values": self.cache, "use_cache": True}
+        logits: Tensor = self.model(input_ids=self.rows.tokens[:, None], **inputs, **masks).logits[:, -1]
         return logits
 
 
 class StaticDecoder(Decoder):
     """Decodes in steps of fixed shapes, which a GPU replays as a CUDA graph.
 
-    A graph holds the addresses of the weights and of the cache. It belongs to one wave, in which no weight is replaced.
-    Another one is recorded when rows are compacted, to a power of two, and when the cache grows, by one half.
+    A graph holds the addresses of the weights, of the cache and of the rows. It belongs to one wave, in which no weight
+    is replaced. Another one is recorded when rows are compacted, to a power of two, and when the cache grows, by one
+    half. The draw is in the graph, unless it needs a number on the host.
     """
 
-    def __init__(self, model: PreTrainedModel, cache: Cache, padding: Tensor) -> None:
-        super().__init__(model, cache, padding, padded=True, deltas=None)
-        self._place = torch.zeros(1, dtype=torch.int64, device=padding.device)
-        self._graph: CudaGraph | None = None
+    ahead = 8  # the host waits for the device once in so many steps
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        cache: Cache,
+        rows: Rows,
+        prompt: int,
+        sampling: Sampling,
+        forbidden: Tensor | None,
+    ) -> None:
+        super().__init__(model, cache, rows, prompt, sampling, forbidden)
         self._layers = make_static(cache, self._place)
+        self._replay: Callable[[], None] | None = None
 
     def rows_for(self, live: int) -> int:
         """The next power of two, so that few graphs are recorded."""
         return 1 << (live - 1).bit_length()
 
     def keep(self, rows: Tensor) -> None:
-        self._graph = None
+        self._replay = None
         super().keep(rows)
 
-    def step(self, tokens: Tensor, length: int) -> Tensor:
-        """See `Decoder.step`. On a GPU the next step overwrites the logits."""
-        if length == self._layers[0].capacity:
-            self._graph = None
+    def step(self) -> None:
+        """See `Decoder.step`. The first step of new shapes is not replayed: it prepares what libraries need."""
+        if self.prompt + self.drawn > self._layers[0].capacity:
+            self._replay = None
             for layer in self._layers:
                 layer.grow()
-        self._place.fill_(length)
-        if tokens.device.type != RECORDED:
-            return self._static_step(tokens)
-        if self._graph is None:
-            self._graph = CudaGraph(self._static_step, tokens, type(self.model).__name__)
-        return self._graph.replay(tokens)
+        if self._replay is not None:
+            self._replay()
+        else:
+            self._step()
+            if self._place.device.type == RECORDED:
+                self._replay = self._record()
+        self.drawn += 1
 
-    def _static_step(self, tokens: Tensor) -> Tensor:
-        """The logits (R, V) behind the tokens (R,) at `_place`. Nothing else is an input, and no number is read."""
-        columns = torch.arange(self._layers[0].capacity, device=tokens.device)
-        seen = (columns >= self.padding[:, None]) & (columns <= self._place)  # (R, T)
-        masks = {"attention_mask": seen[:, None, None], "position_ids": (self._place - self.padding)[:, None]}
-        with _attends_by_step(self.model.config):
-            return self._forward(tokens, **masks)
+    def _record(self) -> Callable[[], None]:
+        name = type(self.model).__name__
+        if draws_on_device(self.sampling):
+            return CudaGraph(self._step, name).replay
+        logits = CudaGraph(self._logits, name)
+        return lambda: self._take(logits.replay(), self.sampling)
 
+    def _step(self) -> None:
+        """Reads no number, and no other input than the tensors that it changes."""
+        self._take(self._logits(), self.sampling)
 
-def check_static(config: PreTrainedConfig) -> None:
-    """Checks from its config that a model can decode in static steps.
-
-    Raises:
-        ValueError: it cannot; the message says why.
-    """
-    kind = config.model_type
-    if not can_join(config):
-        raise ValueError(f"a {kind} has layers that do not attend to all tokens (sliding, linear or recurrent ones)")
-    if attention(config) or not meta_model(config)._supports_attention_backend:
-        raise ValueError(f"a {kind} has an attention of its own")
-
-
-def step_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor,
-    *,
-    scaling: float | None = None,
-    **others: Any,
-) -> tuple[Tensor, None]:
-    """Attention of one new token a row, in the signature of transformers' attention functions.
-
-    Heads of queries with one head of keys become queries of that head. With a mask transformers would copy keys and
-    values for each of them.
-
-    Args:
-        query: (R, heads, 1, width); key, value: (R, fewer heads, T, width).
-        attention_mask: (R, 1, 1, T), true where a row sees a key.
-
-    Returns:
-        (R, 1, heads, width), and no attention weights.
-
-    Raises:
-        ValueError: the model asks for something else.
-    """
-    asked = {name for name, given in others.items() if given is not None and given is not False}
-    if foreign := asked - WITHOUT_EFFECT - {"is_causal"}:
-        raise ValueError(
-            f"rollout.engine.cuda_graphs=true: the attention of {type(module).__name__} takes "
-            f"{', '.join(sorted(foreign))}; set rollout.engine.cuda_graphs=false"
-        )
-    grouped = query.squeeze(2).unflatten(1, (key.shape[1], -1))  # (R, heads of keys, queries of each, width)
-    states = scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scaling)
-    return states.flatten(1, 2).unsqueeze(1), None
-
-
-AttentionInterface.register(ATTENTION, step_attention)
-
-
-@contextmanager
-def _attends_by_step(config: PreTrainedConfig) -> Iterator[None]:
-    """The layers of the model with this config attend by `step_attention` in the block."""
-    text = config.get_text_config()
-    before = text._attn_implementation
-    text._attn_implementation = ATTENTION
-    try:
-        yield
-    finally:
-        text._attn_implementation = before
+    def _logits(self) -> Tensor:
+        columns = torch.arange(self._layers[0].capacity, device=self._place.device)
+        seen = (columns >= self.rows.padding[:, None]) & (columns <= self._place)  # (R, T)
+        return self._logits_by_step(seen, (self._place - self.rows.padding)[:, None])

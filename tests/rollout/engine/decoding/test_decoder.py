@@ -2,26 +2,12 @@
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from rft.rollout.engine.base import Request
 from rft.rollout.engine.decoding import decoder
-from rft.rollout.engine.decoding.decoder import check_static, step_attention
 from tests.e2e.host_waits import HostWaits
 from tests.helpers import hf_engine
-from tests.rollout.word_models import MODELS, SIZES, build, prompts_of, sampling
-
-MORE = {"qwen2": {}, "mixtral": {"num_local_experts": 4}, "phi": {"num_key_value_heads": 4}, "olmo2": {}}
-
-
-def model_of(name):
-    """One of MODELS or MORE, in float64 where it can be."""
-    if name in MODELS:
-        return build(name)
-    torch.manual_seed(0)
-    shape = {key: value for key, value in SIZES.items() if key != "head_dim"}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **shape | MORE[name]))
-    return model.to(torch.float32 if name == "mixtral" else torch.float64).eval()  # torch has no experts in float64
+from tests.rollout.word_models import MODELS, MORE, build, prompts_of, sampling
 
 
 def flat(groups):
@@ -37,7 +23,7 @@ def same(found, expected):
 
 
 def engines(name, tokenizer, max_rows=64):
-    model = model_of(name)
+    model = build(name)
     return [hf_engine(model, tokenizer, max_rows, cuda_graphs) for cuda_graphs in (True, False)]
 
 
@@ -74,54 +60,66 @@ def test_new_weights_between_two_calls(tokenizer):
     same(second, growing.generate(requests, sampling()))
 
 
-@pytest.mark.parametrize("name", ["qwen3", "llama", "mixtral"])
-def test_a_step_does_not_read_the_device_and_may_be_repeated(monkeypatch, tokenizer, name):
-    """A graph can record it, after a call to warm up: neither addresses nor shapes change until a new one is due."""
+@pytest.mark.parametrize(
+    ("name", "options", "recorded"),
+    [
+        ("qwen3", {}, "_step"),
+        ("llama", {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.01}, "_step"),
+        ("mixtral", {"temperature": 0.0}, "_step"),
+        ("qwen3", {"top_p": 0.9}, "_logits"),  # a draw by top-p alone reads how many tokens it must sort
+    ],
+)
+def test_a_step_may_be_recorded(monkeypatch, tokenizer, name, options, recorded):
+    """It reads no number of the device, and neither addresses nor shapes nor numbers of the host change before another
+    step is recorded."""
     found, graphs, steps = [], [], []
 
     class Recorded:
-        def __init__(self, function, example, name):
-            self.function, self.rows, self.addresses = function, len(example), addresses(function.__self__)
-            graphs.append((self.rows, function.__self__._layers[0].capacity))
+        def __init__(self, function, name):
+            self.function, self.decoder = function, function.__self__
+            self.state = state(self.decoder)
+            assert function.__name__ == recorded
+            graphs.append((len(self.decoder.rows), self.decoder._layers[0].capacity))
+
+        def replay(self):
+            assert state(self.decoder) == self.state
+            steps.append(len(self.decoder.rows))
+            drawn, self.decoder.drawn = self.decoder.drawn, -1
             with HostWaits(found):
-                function(example)
+                result = self.function()
+            assert self.decoder.drawn == -1
+            self.decoder.drawn = drawn
+            return result
 
-        def replay(self, tokens):
-            assert len(tokens) == self.rows and addresses(self.function.__self__) == self.addresses
-            steps.append(len(tokens))
-            return self.function(tokens)
-
-    def addresses(decoder):
-        tensors = [decoder.padding, decoder._place, *decoder.model.parameters()]
-        return [t.data_ptr() for t in (*tensors, *(s for layer in decoder._layers for s in layer._storage))]
+    def state(decoder):
+        storage = [tensor for layer in decoder._layers for tensor in layer._storage]
+        rows = [value for value in vars(decoder.rows).values() if isinstance(value, torch.Tensor)]
+        others = [decoder.tokens, decoder.logprobs, decoder._place, *decoder.model.parameters()]
+        return [(tensor.data_ptr(), tensor.shape) for tensor in (*storage, *rows, *others)]
 
     static, growing = engines(name, tokenizer)
     limits = [5, 20, 40, 80]
     requests = [Request(p, [100 * i + j for j in range(4)], limits) for i, p in enumerate(prompts_of(3, 8, 8, 30, 2))]
-    expected = growing.generate(requests, sampling(max_new_tokens=80))
+    expected = growing.generate(requests, sampling(max_new_tokens=80, **options))
     monkeypatch.setattr(decoder, "CudaGraph", Recorded)
     monkeypatch.setattr(decoder, "RECORDED", "cpu")
-    same(static.generate(requests, sampling(max_new_tokens=80)), expected)
-    assert found == [] and len(steps) == max(len(c.tokens) for c in flat(expected)) - 1
+    same(static.generate(requests, sampling(max_new_tokens=80, **options)), expected)
+    longest = max(len(c.tokens) for c in flat(expected))
+    drawn = 1 + len(graphs) + len(steps)  # after the first token, the first step of each shape is not replayed
+    assert found == [] and longest <= drawn < longest + decoder.StaticDecoder.ahead
     assert [rows for rows, _ in graphs] == sorted((rows for rows, _ in graphs), reverse=True)
     assert len({rows for rows, _ in graphs}) >= 3 and len({capacity for _, capacity in graphs}) >= 2
     assert len(graphs) < len(steps) / 5
 
 
-def test_which_models_have_static_steps():
-    for model, message in (
-        ("gemma2", "layers that do not attend to all tokens"),
-        ("qwen3_next", "layers that do not attend to all tokens"),
-        ("mamba", "layers that do not attend to all tokens"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            check_static(AutoConfig.for_model(model))
-    check_static(AutoConfig.for_model("qwen3"))
-
-
-def test_attention_asked_for_something_else():
-    query, key = torch.zeros(2, 4, 1, 8), torch.zeros(2, 2, 5, 8)
-    mask = torch.ones(2, 1, 1, 5, dtype=torch.bool)
-    assert step_attention(torch.nn.Linear(1, 1), query, key, key, mask, dropout=0.0)[0].shape == (2, 1, 4, 8)
-    with pytest.raises(ValueError, match=r"^rollout\.engine\.cuda_graphs=true: the attention of Linear takes s_aux;"):
-        step_attention(torch.nn.Linear(1, 1), query, key, key, mask, s_aux=torch.zeros(4))
+def test_the_host_looks_at_the_rows_once_in_several_steps(monkeypatch, tokenizer):
+    """A row that ends meanwhile keeps no later token, and the last block draws no token behind the largest limit."""
+    looks = []
+    monkeypatch.setattr(torch.Tensor, "nonzero", lambda tensor: looks.append(tensor.shape) or torch.nonzero(tensor))
+    static, growing = engines("qwen3", tokenizer)
+    requests = [Request(prompt, [1, 2, 3], [3, 9, 19]) for prompt in prompts_of(4, 7)]
+    found = static.generate(requests, sampling(max_new_tokens=19))
+    assert [columns for _, columns in looks] == [9, 8, 2]
+    looks.clear()
+    same(found, growing.generate(requests, sampling(max_new_tokens=19)))
+    assert [columns for _, columns in looks] == [2] + [1] * 17
