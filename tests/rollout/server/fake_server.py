@@ -29,7 +29,6 @@ SERVER_INFO = {
         "device_config": {"device": "cpu"},
         "lora_config": None,
         "speculative_config": None,
-        "weight_transfer_config": None,
     },
     "device": "cpu", "dtype": "float32", "tp_size": 1, "dp_size": 1, "pp_size": 1, "enable_memory_saver": False,
 }  # fmt: skip

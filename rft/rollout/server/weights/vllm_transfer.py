@@ -29,7 +29,7 @@ def possible(config: Any, group: BroadcastGroup) -> bool:
     Args:
         config: the options of the server.
     """
-    transfer = config["weight_transfer_config"]
+    transfer = config.get("weight_transfer_config")  # older servers lack it
     started = transfer is not None and transfer["backend"] == "nccl"
     return started and group.rendezvous.backend == "nccl" and group.copies is None
 
