@@ -27,7 +27,7 @@ RECEIVE = {kind: MESSAGES[kind][1] for kind in MESSAGES}
 WAYS = [("vllm", "group"), ("vllm", "ipc"), ("vllm", OWN), ("sglang", "group")]
 EVERY = [(kind, "group", message) for kind, messages in MESSAGES.items() for message in messages]
 EVERY += [("vllm", "ipc", f"/collective_rpc {method}") for method in ("rft_map", "rft_receive")]
-EVERY += [("vllm", OWN, path) for path in TRANSFER]
+EVERY += [pytest.param("vllm", OWN, path, marks=pytest.mark.slow) for path in TRANSFER]
 FAULTS = ["drop", "lose", "twice", "late", "corrupt", 400, "never"]
 
 

@@ -233,8 +233,8 @@ def test_a_staged_file_that_is_spoilt_on_disk_is_named_before_a_server_is_told(
     samples = engine(kind, [server])
     assert outcome(samples, 0) == ""
     told = server.calls.copy()
-    real = store._write_rows
-    monkeypatch.setattr(store, "_write_rows", lambda path, *given: (real(path, *given), spoil(path.parent)))
+    real = store.write_rows
+    monkeypatch.setattr(store, "write_rows", lambda path, *given: (real(path, *given), spoil(path.parent)))
     assert "does not hold the weights of version 1 that were written to it; check the disk" in outcome(samples, 1)
     loads = {"/collective_rpc", "/update_weights_from_disk"}
     assert all(server.calls[message] == told[message] for message in loads)
