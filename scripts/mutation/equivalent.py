@@ -35,10 +35,6 @@ EQUIVALENT = {
         "advantage.returns.estimate",
         "longest = max(keep.sum(dim=1).tolist(), default=1)",
     ): "there is no row",
-    (
-        "token_weights.aggregation.group_mean",
-        "tokens = (keep | True).new_zeros(len(ids), dtype=torch.int64).index_add(0, index, keep.sum(dim=1))",
-    ): SHAPE_ALONE,
     ("token_weights.correction.measure", "owners = index[:, None].expand_as(keep | True)[keep]"): SHAPE_ALONE,
     (
         "token_weights.correction._acts_on",
