@@ -27,7 +27,7 @@ RECEIVE = {kind: MESSAGES[kind][1] for kind in MESSAGES}
 WAYS = [("vllm", "group"), ("vllm", "ipc"), ("vllm", OWN), ("sglang", "group")]
 EVERY = [(kind, "group", message) for kind, messages in MESSAGES.items() for message in messages]
 EVERY += [("vllm", "ipc", f"/collective_rpc {method}") for method in ("rft_map", "rft_receive")]
-EVERY += [pytest.param("vllm", OWN, path, marks=pytest.mark.slow) for path in TRANSFER]
+EVERY += [("vllm", OWN, path) for path in TRANSFER]
 FAULTS = ["drop", "lose", "twice", "late", "corrupt", 400, "never"]
 
 
@@ -108,6 +108,7 @@ def test_changed_elements_alone_travel_to_workers_that_have_the_rest(served):
     assert server.workers.held["layers.1.w"] == tensors["layers.1.w"].numpy().tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "transport", "message"), EVERY)
 def test_a_message_of_a_group_that_fails_once(served, kind, transport, message, monkeypatch):
     # pytest keeps the records of warnings, which hold errors, and these the memory that was in use
@@ -122,6 +123,7 @@ def test_a_message_of_a_group_that_fails_once(served, kind, transport, message, 
     until(lambda: not memory_of(os.getpid()), BOUND)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "transport", "message"), EVERY)
 def test_a_message_of_a_group_that_always_fails(served, kind, transport, message):
     samples, [bad, good] = served(kind, 2, retries=0, transport=transport)
