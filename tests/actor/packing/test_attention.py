@@ -1,4 +1,4 @@
-"""Packed and padded rows against each row alone through the plain model; models whose attention stays theirs."""
+"""Packed and padded rows against each row alone through the plain model; models that keep their own attention."""
 
 import copy
 from dataclasses import replace

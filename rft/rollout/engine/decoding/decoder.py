@@ -1,7 +1,8 @@
 """Decodes a wave: the newest token of each row goes in, and the next one is drawn from the logits behind it."""
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from rft.rollout.engine.sampling import Sampling, draw, draws_on_device
 RECORDED = "cuda"  # the device whose steps are recorded
 
 
+@dataclass(eq=False)
 class Decoder:
     """Decodes with a cache that grows by one token a step.
 
@@ -35,29 +37,22 @@ class Decoder:
         logprobs: (W, T) float32, of the tokens.
     """
 
-    ahead = 1
+    model: PreTrainedModel
+    cache: Cache
+    rows: Rows
+    prompt: int
+    sampling: Sampling
+    forbidden: Tensor | None
+    ahead: ClassVar[int] = 1
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        cache: Cache,
-        rows: Rows,
-        prompt: int,
-        sampling: Sampling,
-        forbidden: Tensor | None,
-    ) -> None:
-        self.model = model
-        self.cache = cache
-        self.rows = rows
-        self.prompt = prompt
-        self.sampling = sampling
-        self.forbidden = forbidden
+    def __post_init__(self) -> None:
+        rows = self.rows
         self.drawn = 0
         self.tokens = rows.tokens.new_zeros(len(rows), rows.most)
         self.logprobs = torch.zeros(len(rows), rows.most, device=rows.tokens.device)
         # where the newest token of a row is in the cache, padding included
-        self._place = torch.full((1,), prompt - 1, dtype=torch.int64, device=rows.tokens.device)
-        self._by_step = rows.padded and rows.deltas is None and step_obstacle(model) is None
+        self._place = torch.full((1,), self.prompt - 1, dtype=torch.int64, device=rows.tokens.device)
+        self._by_step = rows.padded and rows.deltas is None and step_obstacle(self.model) is None
 
     def rows_for(self, live: int) -> int:
         """To how many rows a batch with so many live ones is compacted."""
@@ -75,7 +70,11 @@ class Decoder:
 
     def step(self) -> None:
         """Draws a token of each row from the logits behind its newest one."""
-        self.take(self._logits(), self.sampling)
+        self._step()
+        self.drawn += 1
+
+    def _step(self) -> None:
+        self._take(self._logits(), self.sampling)
 
     def _take(self, logits: Tensor, sampling: Sampling) -> None:
         column = self._place - (self.prompt - 1)
@@ -112,6 +111,7 @@ class Decoder:
         return logits
 
 
+@dataclass(eq=False)
 class StaticDecoder(Decoder):
     """Decodes in steps of fixed shapes, which a GPU replays as a CUDA graph.
 
@@ -120,19 +120,11 @@ class StaticDecoder(Decoder):
     half. The draw is in the graph, unless it needs a number on the host.
     """
 
-    ahead = 8  # the host waits for the device once in so many steps
+    ahead: ClassVar[int] = 8  # the host waits for the device once in so many steps
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        cache: Cache,
-        rows: Rows,
-        prompt: int,
-        sampling: Sampling,
-        forbidden: Tensor | None,
-    ) -> None:
-        super().__init__(model, cache, rows, prompt, sampling, forbidden)
-        self._layers = make_static(cache, self._place)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._layers = make_static(self.cache, self._place)
         self._replay: Callable[[], None] | None = None
 
     def rows_for(self, live: int) -> int:
@@ -164,11 +156,8 @@ class StaticDecoder(Decoder):
         logits = CudaGraph(self._logits, name)
         return lambda: self._take(logits.replay(), self.sampling)
 
-    def _step(self) -> None:
-        """Reads no number, and no other input than the tensors that it changes."""
-        self._take(self._logits(), self.sampling)
-
     def _logits(self) -> Tensor:
+        """See `Decoder`. Like the draw it reads no number, and no input but tensors that keep their addresses."""
         columns = torch.arange(self._layers[0].capacity, device=self._place.device)
         seen = (columns >= self.rows.padding[:, None]) & (columns <= self._place)  # (R, T)
         return self._logits_by_step(seen, (self._place - self.rows.padding)[:, None])

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rft.rollout.server.remote.rft_receiver import WHOLE, About, pack, room, sealed
 from rft.rollout.server.weights.broadcast import BroadcastGroup
-from rft.rollout.server.weights.deltas import sparse_delta
+from rft.rollout.server.weights.deltas import changed_elements, sparse_delta
 from rft.rollout.server.weights.version import StoredTensor, WeightVersion
 
 BUCKET = 2**28
@@ -52,7 +52,7 @@ class Bucket:
             yield sealed(packed)
             return
         parts = [self._part(name, before, copies) for name in self.names]
-        changed = [len(part[0]) if len(part) > 1 else WHOLE for part in parts]
+        changed = [changed_elements(part) for part in parts]
         yield sealed(torch.tensor([*changed, 0]).view(torch.uint8).to(group.device))
         yield sealed(pack(about, changed, parts, group.empty(room(about, changed)[1])))
 

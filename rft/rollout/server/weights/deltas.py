@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from rft.rollout.server.remote.rft_receiver import WHOLE
+
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -13,3 +15,8 @@ def sparse_delta(new: Tensor, old: Tensor) -> tuple[Tensor, ...]:
     if new.numel() >= 2**31 or len(places) * (4 + new.itemsize) >= new.nbytes:
         return (new,)
     return places.int(), new.view(-1)[places]
+
+
+def changed_elements(delta: tuple[Tensor, ...]) -> int:
+    """The number of elements of a result of `sparse_delta`; `WHOLE` for all of them."""
+    return len(delta[0]) if len(delta) > 1 else WHOLE

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rft.rollout.server.remote.rft_receiver import CHECKSUM, WHOLE, About, pack, room, unpack
-from rft.rollout.server.weights.deltas import sparse_delta
+from rft.rollout.server.weights.deltas import changed_elements, sparse_delta
 from rft.rollout.server.weights.version import METADATA, StoredTensor, WeightVersion, digest_of, joined
 
 DTYPES = {
@@ -94,28 +94,26 @@ class Outgoing:
         parts, tensors = {}, []
         for name, own in rows.items():
             new, old = own.data.view(own.dtype), before.get(name)
-            same_size = old is not None and len(old) == len(own.data)
-            delta = sparse_delta(new, old.view(own.dtype)) if old is not None and same_size else (new,)
-            tensors.append(delta)
-            changed = len(delta[0]) if len(delta) > 1 else WHOLE
-            parts[name] = Part(len(own.data), digest_of(own.data), changed)
+            comparable = old is not None and len(old) == len(own.data)
+            tensors.append(sparse_delta(new, before[name].view(own.dtype)) if comparable else (new,))
+            parts[name] = Part(len(own.data), digest_of(own.data), changed_elements(tensors[-1]))
         return cls(parts, tensors)
 
     def message(self, rows: FileRows) -> Tensor:
         """The bytes (n,) uint8 for rank 0."""
         about, changed = _about(rows, self.parts)
-        size = room(about, changed)[1] - CHECKSUM  # the digests of the rows are compared in the file
-        return pack(about, changed, self.tensors, torch.empty(size, dtype=torch.uint8))
+        empty = torch.empty(message_size(rows, self.parts), dtype=torch.uint8)
+        return pack(about, changed, self.tensors, empty)
 
 
 def message_size(rows: FileRows, parts: FileParts) -> int:
-    """The bytes of `Outgoing.message` of another rank.
+    """The bytes of `Outgoing.message`.
 
     Args:
         rows: of any rank.
-        parts: of that rank.
+        parts: of the rank that sends it.
     """
-    return room(*_about(rows, parts))[1] - CHECKSUM
+    return room(*_about(rows, parts))[1] - CHECKSUM  # the digests of the rows are compared in the file
 
 
 def received(
