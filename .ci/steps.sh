@@ -71,7 +71,7 @@ table() {
     status=killed end=$SECONDS
     [ ! -f "${file[$name]}.end" ] || read -r status end < "${file[$name]}.end"
     [ "$status" = 0 ] && status= || status=" (status $status)"
-    printf '%8s %8s  %s\n' "${began[$name]}" "$((end - began[$name]))" "$name$status"
+    printf '%8s %8s  %s\n' "${began[$name]}" "$((end - ${began[$name]}))" "$name$status"
   done
   printf '%8s %8s  %s\n' 0 "$SECONDS" "the whole"
 }
