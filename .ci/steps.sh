@@ -35,7 +35,7 @@ step() {
 }
 
 start() {
-  while [ "$(jobs -rp | wc -l)" -ge 2 ]; do wait -n || true; done
+  while [ "$(jobs -rp | wc -l)" -ge 2 ]; do wait -n || finish; done
   file[$1]="$work/step${#names[@]}"
   launch "$@" &> "${file[$1]}.log"
   background+=("$1")
