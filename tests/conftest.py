@@ -18,10 +18,11 @@ import omegaconf.base
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
 from omegaconf import DictConfig, OmegaConf
 
 import rft
@@ -111,17 +112,19 @@ def composed_before(overrides: tuple[str, ...], name: str, read: frozenset[tuple
 @pytest.fixture(scope="session", autouse=True)
 def parsed_once():
     """The files of the package's config folder, and the texts with interpolations, are parsed once a session."""
-    load, read = FileConfigSource.load_config, {}
+    Plugins.instance()  # imports the class anew, so that an import of its module gives another one
+    source_of_files = SourcesRegistry.instance().resolve("file")
+    load, read = source_of_files.load_config, {}
 
-    def load_once(source, path):
+    def load_once(source, config_path):
         if source.path != str(CONFIG):
-            return load(source, path)
-        if path not in read:
-            read[path] = load(source, path)
-        return copy.deepcopy(read[path])
+            return load(source, config_path)
+        if config_path not in read:
+            read[config_path] = load(source, config_path)
+        return copy.deepcopy(read[config_path])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FileConfigSource, "load_config", load_once)
+        patch.setattr(source_of_files, "load_config", load_once)
         patch.setattr(omegaconf.base, "parse", functools.cache(omegaconf.base.parse))
         yield
 
