@@ -6,6 +6,7 @@ import functools
 import gc
 import logging
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -17,10 +18,12 @@ from threading import Barrier
 import omegaconf.base
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.config_repository import ConfigRepository
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
@@ -110,18 +113,28 @@ def composed_before(overrides: tuple[str, ...], name: str, read: frozenset[tuple
 
 @pytest.fixture(scope="session", autouse=True)
 def parsed_once():
-    """The files of the package's config folder, and the texts with interpolations, are parsed once a session."""
-    load, read = FileConfigSource.load_config, {}
+    """The files of the package's config folder, and the texts with interpolations, are parsed once a session.
 
-    def load_once(source, path):
-        if source.path != str(CONFIG):
-            return load(source, path)
-        if path not in read:
-            read[path] = load(source, path)
-        return copy.deepcopy(read[path])
+    Hydra makes a map of all choices for every file of a config; here only for those whose defaults have an
+    interpolation.
+    """
+    load, choices, read = ConfigRepository.load_config, defaults_list._create_interpolation_map, {}
+
+    def load_once(repository, config_path):
+        source = repository._find_object_source(config_path, ObjectType.CONFIG)
+        if source is None or source.path not in (str(CONFIG), "hydra.conf"):  # the second is Hydra's own
+            return load(repository, config_path)
+        key = source.path, config_path
+        if key not in read:
+            read[key] = pickle.dumps(load(repository, config_path))
+        return pickle.loads(read[key])
+
+    def choices_if_read(overrides, defaults, self_added):
+        return choices(overrides, defaults, self_added) if any(each.is_interpolation() for each in defaults) else None
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FileConfigSource, "load_config", load_once)
+        patch.setattr(ConfigRepository, "load_config", load_once)
+        patch.setattr(defaults_list, "_create_interpolation_map", choices_if_read)
         patch.setattr(omegaconf.base, "parse", functools.cache(omegaconf.base.parse))
         yield
 
