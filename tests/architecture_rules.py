@@ -49,6 +49,7 @@ METAPHORS = re.compile(
     r"|\b(nobody|somebody|whoever|theirs|everyones|mine)\b",
     re.IGNORECASE,
 )
+UNPICKLE = ("load", "loads", "Unpickler", "open")
 ROLE_KEYS = ("critic", "reference", "prm", "teacher")
 # Names of losses that are ordinary words too, or outputs of a forward and metrics of the same name.
 WORDS = {"value", "teacher", "nll", "none", "group", "entropy", "kl", "drift", "router_balance", "pass_at_k"}
@@ -71,6 +72,13 @@ def tree_of(path: Path) -> ast.Module:
         return ast.parse(text)
 
 
+def last_name(function: ast.expr) -> str:
+    """The name behind the last dot: `load` of `torch.load`. To unparse every call of the tree takes seconds."""
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
 def imports(name: str, path: Path, known: dict[str, Path]) -> set[str]:
     """Modules of rft that a module imports anywhere: at the top, in a function, for type checks, or by name."""
     found = set()
@@ -83,7 +91,7 @@ def imports(name: str, path: Path, known: dict[str, Path]) -> set[str]:
             base = ".".join([*parents, *([node.module] if node.module else [])])
             inner = {f"{base}.{alias.name}" for alias in node.names}
             found |= {one if one in known else base for one in inner}
-        elif isinstance(node, ast.Call) and "import_module" in ast.unparse(node.func):
+        elif isinstance(node, ast.Call) and last_name(node.func) == "import_module":
             found |= {str(argument.value) for argument in node.args if isinstance(argument, ast.Constant)}
     return {one for one in found if one in known and one != name}
 
@@ -172,9 +180,10 @@ def unpickles(root: Path) -> Iterator[str]:
     for top in ("rft", "scripts", "recipes"):
         for path in sorted((root / top).rglob("*.py")):
             for node in ast.walk(tree_of(path)):
-                called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-                safe = isinstance(node, ast.Call) and "weights_only=True" in map(ast.unparse, node.keywords)
-                if re.fullmatch(r"(c?pickle|dill|cloudpickle|joblib|marshal|shelve)\.(loads?|Unpickler|open)", called):
+                if not isinstance(node, ast.Call) or last_name(node.func) not in UNPICKLE:
+                    continue
+                called, safe = ast.unparse(node.func), "weights_only=True" in map(ast.unparse, node.keywords)
+                if re.fullmatch(rf"(c?pickle|dill|cloudpickle|joblib|marshal|shelve)\.({'|'.join(UNPICKLE)})", called):
                     yield f"{path.relative_to(root)}: {called}"
                 elif called.endswith("torch.load") and not safe:
                     yield f"{path.relative_to(root)}: torch.load without weights_only=True"
@@ -186,8 +195,9 @@ def remote_code(root: Path) -> Iterator[str]:
     for top in ("rft", "scripts", "recipes"):
         for path in sorted((root / top).rglob("*.py")):
             for node in ast.walk(tree_of(path)):
-                called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-                safe = isinstance(node, ast.Call) and "trust_remote_code" in {word.arg for word in node.keywords}
+                if not isinstance(node, ast.Call) or last_name(node.func) != "from_pretrained":
+                    continue
+                called, safe = ast.unparse(node.func), "trust_remote_code" in {word.arg for word in node.keywords}
                 if re.fullmatch(r"Auto(Config|Tokenizer|Processor)\.from_pretrained", called) and not safe:
                     yield f"{path.relative_to(root)}: {called}"
 

@@ -2,7 +2,7 @@ import pytest
 
 from rft.registry import Target
 from rft.rollout.environment.contract import checked_reward, checked_step, environment_class, refuse_arguments
-from tests.rollout.environment import environments
+from tests.rollout.environment.play import environments
 
 HERE = __name__
 

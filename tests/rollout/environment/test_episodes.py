@@ -6,7 +6,7 @@ import time
 import pytest
 
 from rft.batch.trajectory import to_rows
-from tests.rollout.environment import environments
+from tests.rollout.environment.play import environments
 from tests.rollout.environment.scripted import play
 
 HERE = environments.__name__

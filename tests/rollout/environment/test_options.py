@@ -4,7 +4,7 @@ import pytest
 
 from rft.rollout.environment.options import EnvironmentOptions, Environments
 from tests.rollout.environment import scripted
-from tests.rollout.environment.environments import Shop
+from tests.rollout.environment.play.environments import Shop
 
 SHOP = {"shop": {"_target_": f"{Shop.__module__}.Shop"}}
 

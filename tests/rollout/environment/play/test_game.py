@@ -3,7 +3,7 @@
 import pytest
 
 from rft.rollout.environment.options import EnvironmentOptions, Environments
-from tests.rollout.environment import environments
+from tests.rollout.environment.play import environments
 from tests.rollout.environment.scripted import play
 
 HERE = environments.__name__

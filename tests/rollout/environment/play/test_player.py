@@ -16,8 +16,9 @@ from rft.rollout.environment.episodes import EpisodeAnswerer
 from rft.rollout.environment.options import EnvironmentOptions, Environments
 from rft.rollout.forced_stop import ForcedStop
 from tests.helpers import hf_engine
-from tests.rollout.environment import environments, scripted
+from tests.rollout.environment import scripted
 from tests.rollout.environment.gateway.agents import fetch, user
+from tests.rollout.environment.play import environments
 from tests.rollout.environment.scripted import OPTIONS, play
 from tests.rollout.word_models import END, build, sampling, word_tokenizer
 
