@@ -1,19 +1,16 @@
-"""A whole run whose reward is computed by a server of mode=serve equals the run that computes it itself."""
+"""A whole run whose reward is computed by a server of reward terms equals the run that computes it itself.
+
+The server runs in a thread; tests/modes/serve/test_reward.py starts it by its command.
+"""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-import rft
-from rft.remote.server_process import free_port
 from rft.setup.assembly import Job
 from tests.helpers import CLOCK, identical, yaml_options
+from tests.reward.serving.served import KEY, served
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIZES = ("steps=3", "eval.every=2", "trajectories.every=1", "reward.accuracy=function", "reward.max_unscored=1.0",
@@ -28,20 +25,12 @@ def score(response, row):
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """The address of a server of the function, whose random key is in the environment."""
+    """The address of a server of the function, whose key is in the environment."""
     (tmp_path / "rewards.py").write_text(FUNCTION)
-    command = [sys.executable, "-m", "rft.main", "mode=serve", "reward=function", f"serve.port={(port := free_port())}"]
-    command += [f"reward.terms.function.function={tmp_path / 'rewards.py'}:score", f"output_dir={tmp_path}/server"]
-    environment = os.environ | {"PYTHONPATH": str(Path(rft.__file__).parent.parent)}
-    serving = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
-    assert next(serving.stdout).startswith("serving the reward terms function at http://127.0.0.1:")
-    said = [next(serving.stdout) for _ in range(4)]
-    assert said[1].rstrip().endswith("reward.terms.remote.token=RFT_SERVE_KEY")
-    monkeypatch.setenv("RFT_SERVE_KEY", said[3].removeprefix("    export RFT_SERVE_KEY=").rstrip())
-    yield f"http://127.0.0.1:{port}"
-    serving.send_signal(signal.SIGTERM)
-    serving.communicate(timeout=60)
-    assert serving.returncode == 0
+    node = {"function": f"{tmp_path / 'rewards.py'}:score", "weight": 1.0, "call": {"failed": "drop_row"}}
+    monkeypatch.setenv("RFT_SERVE_KEY", KEY)
+    with served({"function": node}, "function") as address:
+        yield address
 
 
 def test_values_of_a_server_train_the_same_weights(server, tiny, tmp_path):

@@ -68,8 +68,8 @@ def test_a_registered_rule_gives_the_same_scores_in_workers():
     assert scores.total.sum() == 50
 
 
-def test_the_fork_server_of_rules_needs_no_torch():
-    code = "import sys, rft.reward.rules, rft.reward.workers; sys.exit('torch' in sys.modules)"
+def test_the_fork_server_of_rules_needs_neither_torch_nor_transformers():
+    code = "import sys, rft.reward.fork_server; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -106,12 +106,13 @@ def test_a_model_cannot_be_computed_in_workers():
 
 
 SCRIPT = f"""
-from tests.reward.reward_of import reward_of
-call = {CALL | {"deadline_s": 100.0}}
-reward = reward_of({{"a": {{"function": "{MODULE}:by_command", "weight": 1.0, "call": call}}}}, "a")
-reward.score(["a"], [{ROW}])
+from rft.reward.workers import WorkerPool  # alone: it imports no torch
+node = {{"function": "{MODULE}:by_command"}}
+pool = WorkerPool("a", node, "reward.terms.a", workers=2, deadline_s=100.0)
+pool.submit(["a"], [{ROW}]).result()
 print("ready", flush=True)
-reward.score(["hang", "hang"], [{ROW}] * 2)
+for job in [pool.submit(["hang"], [{ROW}]) for _ in range(2)]:
+    job.result()
 """
 
 

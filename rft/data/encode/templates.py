@@ -6,15 +6,17 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError, meta
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from transformers import PreTrainedTokenizerBase
 
 from rft.data.rows.files import read_text
 from rft.registry import did_you_mean
+
+if TYPE_CHECKING:  # worker processes of reward rules start without transformers
+    from transformers import PreTrainedTokenizerBase
 
 FOLDER = Path(__file__).parent / "templates"
 Messages = Sequence[Mapping[str, Any]]
@@ -44,7 +46,7 @@ class ChatTemplate:
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, name: str, arguments: Mapping[str, Any] = MappingProxyType({})
+        self, tokenizer: "PreTrainedTokenizerBase", name: str, arguments: Mapping[str, Any] = MappingProxyType({})
     ) -> None:
         self.name = name
         self.arguments: dict[str, Any] = {}
@@ -163,7 +165,7 @@ class ChatTemplate:
         return self.render(exchange, None, False).rpartition("answer")[2]
 
 
-def _variables(tokenizer: PreTrainedTokenizerBase) -> set[str]:
+def _variables(tokenizer: "PreTrainedTokenizerBase") -> set[str]:
     """The variables of a tokenizer's template, without those that every template gets."""
     own = tokenizer.chat_template
     jinja = ImmutableSandboxedEnvironment(extensions=[loopcontrols])

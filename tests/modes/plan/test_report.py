@@ -1,32 +1,36 @@
-"""What `mode=plan` prints: in a process of its own, as on the command line."""
+"""What `mode=plan` prints on the command line."""
 
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-import rft
+from rft.distributed import stop
+from rft.main import main
 from tests.conftest import TINY
 
-ROOT = Path(rft.__file__).parent.parent
+
+@pytest.fixture
+def say(monkeypatch, capsys, tmp_path):
+    """Runs the command in this process, in an empty folder, without the process group of another test."""
+
+    def run(*arguments):
+        stop()
+        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setattr(sys, "argv", ["rft", *arguments, "mode=plan"])
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        monkeypatch.chdir(tmp_path)
+        main()
+        return capsys.readouterr().out
+
+    return run
 
 
-def say(folder, *arguments):
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    command = [sys.executable, "-m", "rft.main", *arguments, "mode=plan"]
-    found = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
-    assert found.returncode == 0, found.stderr
-    return found.stdout
-
-
-def test_a_plan_of_ranks_that_are_not_here_with_the_origin_of_every_value(tmp_path):
+def test_a_plan_of_ranks_that_are_not_here_with_the_origin_of_every_value(say, tmp_path):
     recipe = tmp_path / "mine"
     recipe.mkdir()
     (recipe / "run.yaml").write_text("defaults: [main, override strategy: bf16, _self_]\nbatch: {epochs: 2}\n")
     sizes = ("algorithm.group_size=4", "plan.ranks=2", "plan.memory_gib=1e-6", "strategy.device=cuda")
-    out = say(tmp_path, "-cd", "mine", "-cn", "run", *TINY, *sizes)
+    out = say("-cd", "mine", "-cn", "run", *TINY, *sizes)
     said = [line.strip(" │├└─") for line in out.splitlines()]
     origins = said[said.index("values that differ from the default run") : said.index("work")]
     assert "batch.epochs: 2 (not 1)" in origins[origins.index("mine/run.yaml") :]
@@ -43,17 +47,17 @@ def test_a_plan_of_ranks_that_are_not_here_with_the_origin_of_every_value(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_plan_of_pairs_counts_two_rows_each_and_none_is_stale(tmp_path):
-    out = say(tmp_path, *TINY, "algorithm=dpo", "plan.ranks=2")
+def test_a_plan_of_pairs_counts_two_rows_each_and_none_is_stale(say):
+    out = say(*TINY, "algorithm=dpo", "plan.ranks=2")
     lines = {" ".join(line.split()) for line in out.splitlines()}
     assert "rows 8 a step, 4 of them on each rank" in lines  # four pairs
     assert not any(line.startswith("staleness") for line in lines)
 
 
 @pytest.mark.slow
-def test_each_offload_option_that_is_not_set_has_the_peak_of_its_own_plan(tmp_path):
+def test_each_offload_option_that_is_not_set_has_the_peak_of_its_own_plan(say):
     given = (*TINY, "plan.ranks=2", "plan.prompt_tokens=8", "algorithm/terms=[kl]", "reference.path=null")
-    out = say(tmp_path, *given, "plan.offload=true", "strategy.param_offload=frozen")
+    out = say(*given, "plan.offload=true", "strategy.param_offload=frozen")
     lines = [line.split() for line in out[out.index("offload options that are not set, in MiB") :].splitlines()]
     found = {line[0]: line[1:] for line in lines if line and line[0].startswith("strategy.")}
     assert list(found) == [f"strategy.{name}" for name in ("param_offload=all", "optimizer_offload=true",
@@ -61,5 +65,5 @@ def test_each_offload_option_that_is_not_set_has_the_peak_of_its_own_plan(tmp_pa
     assert all(float(host) > 0 and stage in out for _, _, stage, host in found.values())
     # a run so small saves no activations: the buffers of the transfers are as large
     assert [float(saved) > 0 for _, saved, _, _ in found.values()] == [True, True, False]
-    alone = say(tmp_path, *given, "strategy.param_offload=frozen", "strategy.optimizer_offload=true")
+    alone = say(*given, "strategy.param_offload=frozen", "strategy.optimizer_offload=true")
     assert f"The peak is {found['strategy.optimizer_offload=true'][0]} MiB" in alone and "that are not set" not in alone

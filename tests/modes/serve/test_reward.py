@@ -1,6 +1,7 @@
 """mode=serve with reward terms, as a command: what it prints, what it answers, and how it ends."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,18 +31,28 @@ def start(folder, *overrides):
     )
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_terms_are_served_and_what_is_in_flight_at_the_end_is_answered(tmp_path, end):
+def last_of(lines, count):
+    """The last one of the next lines."""
+    return [next(lines) for _ in range(count)][-1].strip()
+
+
+@pytest.mark.parametrize(
+    ("end", "token"), [(signal.SIGTERM, None), pytest.param(signal.SIGINT, "MY_KEY", marks=pytest.mark.slow)]
+)
+def test_terms_are_served_and_what_is_in_flight_at_the_end_is_answered(tmp_path, end, token):
     port = free_port()
     address = f"http://127.0.0.1:{port}"
-    serving = start(tmp_path, "reward=function", FUNCTION, *PROCESS, f"serve.port={port}", "serve.token=MY_KEY")
+    named = [] if token is None else [f"serve.token={token}"]
+    serving = start(tmp_path, "reward=function", FUNCTION, *PROCESS, f"serve.port={port}", *named)
     assert next(serving.stdout).strip() == f"serving the reward terms function at {address}"
     assert next(serving.stdout).strip() == "a run uses their sum with"
-    assert f'"reward.terms.remote.addresses=[{address}]" reward.terms.remote.token=MY_KEY' in next(serving.stdout)
-    assert ask(f"{address}/health", token=None)[0] == 401 and ask(f"{address}/health", token="secret")[1]["ready"]
+    place = f'"reward.terms.remote.addresses=[{address}]" reward.terms.remote.token={token or "RFT_SERVE_KEY"}'
+    assert place in next(serving.stdout)
+    key = "secret" if token else re.fullmatch(r"export RFT_SERVE_KEY=([\w-]{43})", last_of(serving.stdout, 2))[1]
+    assert ask(f"{address}/health", token=None)[0] == 401 and ask(f"{address}/health", token=key)[1]["ready"]
     with ThreadPoolExecutor(1) as threads:
         body = {"responses": ["abc", "hang"], "rows": [{}, {}]}
-        answer = threads.submit(ask, f"{address}/score", body, "secret")
+        answer = threads.submit(ask, f"{address}/score", body, key)
         deadline = time.monotonic() + 20
         while len(started := children(serving.pid)) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -40,17 +40,22 @@ def living() -> dict[int, int]:
 
 
 class Count:
-    """Counts living weights at every forward of a model, beside those that were there before."""
+    """Counts living weights at the first forwards of every turn of a model, beside those that were there before.
+
+    Every count looks at all objects of the process, and a judge has a forward for each token.
+    """
 
     def __enter__(self):
         gc.collect()
         self._before = set(living())
         self.seen: dict[str, list[int]] = {}
+        self._last: PreTrainedModel | None = None
         self._hook = register_module_forward_pre_hook(self._look)
         return self
 
     def _look(self, module, _):
-        if isinstance(module, PreTrainedModel) and module.base_model is not module:
+        if isinstance(module, PreTrainedModel) and module.base_model is not module and module is not self._last:
+            self._last = module
             self.seen.setdefault(f"{type(module).__name__} {module.config.hidden_size}", []).append(self.now())
 
     def now(self) -> int:
@@ -61,6 +66,7 @@ class Count:
 
     def __exit__(self, *error):
         self._hook.remove()
+        self._last = None
 
 
 def weight_of(folder, kind):

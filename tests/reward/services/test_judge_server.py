@@ -55,6 +55,12 @@ class Scripted(BaseHTTPRequestHandler):
         """Nobody reads it."""
 
 
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    """A call is repeated at once; tests/reward/test_call.py measures the pauses."""
+    monkeypatch.setattr("rft.reward.call.PAUSES_S", (0.0, 0.0))
+
+
 @pytest.fixture
 def server():
     with ThreadingHTTPServer(("127.0.0.1", 0), Scripted) as served:

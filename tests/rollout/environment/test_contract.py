@@ -2,7 +2,7 @@ import pytest
 
 from rft.registry import Target
 from rft.rollout.environment.contract import checked_reward, checked_step, environment_class, refuse_arguments
-from tests.rollout.environment import scripted
+from tests.rollout.environment.play import environments
 
 HERE = __name__
 
@@ -63,7 +63,7 @@ def made():
 
 
 def test_the_contract_of_a_class():
-    shop = environment_class({"_target_": f"{scripted.__name__}.Shop"}, "environment.classes.shop")
+    shop = environment_class({"_target_": f"{environments.__name__}.Shop"}, "environment.classes.shop")
     assert isinstance(shop.target, Target) and not shop.steps and shop.scores and not shop.closes
     assert sorted(shop.tools) == ["price", "stock"]
     assert shop.tools["price"]["function"] == {
@@ -79,7 +79,7 @@ def test_the_contract_of_a_class():
         },
         "return": {"type": "string"},
     }
-    guess = environment_class({"_target_": f"{scripted.__name__}.Guess"}, "environment.classes.guess")
+    guess = environment_class({"_target_": f"{environments.__name__}.Guess"}, "environment.classes.guess")
     assert guess.steps and guess.scores and guess.closes and not guess.tools
 
 
@@ -115,11 +115,11 @@ def test_a_class_that_breaks_the_contract_is_refused(name, message):
 
 def test_an_option_of_a_class_is_checked():
     with pytest.raises(ValueError, match=r"environment\.classes\.x\.money: Shop takes currency"):
-        environment_class({"_target_": f"{scripted.__name__}.Shop", "money": "EUR"}, "environment.classes.x")
+        environment_class({"_target_": f"{environments.__name__}.Shop", "money": "EUR"}, "environment.classes.x")
 
 
 def test_arguments_of_a_call():
-    schema = environment_class({"_target_": f"{scripted.__name__}.Shop"}, "k").tools["price"]
+    schema = environment_class({"_target_": f"{environments.__name__}.Shop"}, "k").tools["price"]
     assert refuse_arguments({"item": "tea"}, schema) is None
     assert refuse_arguments({"item": "tea", "count": 2}, schema) is None
     assert refuse_arguments({}, schema) == "the argument item is missing"

@@ -6,10 +6,10 @@ import time
 import pytest
 
 from rft.batch.trajectory import to_rows
-from tests.rollout.environment import scripted
+from tests.rollout.environment.play import environments
 from tests.rollout.environment.scripted import play
 
-HERE = scripted.__name__
+HERE = environments.__name__
 SHOP = {"shop": {"_target_": f"{HERE}.Shop", "currency": "GBP"}}
 FAULTY = {"faulty": {"_target_": f"{HERE}.Faulty"}}
 GUESS = {"guess": {"_target_": f"{HERE}.Guess"}}

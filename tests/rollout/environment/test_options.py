@@ -4,8 +4,9 @@ import pytest
 
 from rft.rollout.environment.options import EnvironmentOptions, Environments
 from tests.rollout.environment import scripted
+from tests.rollout.environment.play.environments import Shop
 
-HERE = scripted.__name__
+SHOP = {"shop": {"_target_": f"{Shop.__module__}.Shop"}}
 
 
 def environments(classes, **changes):
@@ -13,18 +14,18 @@ def environments(classes, **changes):
 
 
 def test_one_class_is_that_of_every_row():
-    found = environments({"shop": {"_target_": f"{HERE}.Shop"}})
+    found = environments(SHOP)
     assert found.name_of({}) == found.name_of({"environment": None}) == "shop" and found.scores
 
 
 def test_all_mistakes_are_named_with_their_keys():
     with pytest.raises(ValueError) as found:
-        environments({"a": {"_target_": "nowhere.A"}, "b": {"_target_": f"{HERE}.ScriptedSampler"}})
+        environments({"a": {"_target_": "nowhere.A"}, "b": {"_target_": f"{scripted.__name__}.ScriptedSampler"}})
     assert "environment.classes.a._target_" in str(found.value) and "environment.classes.b" in str(found.value)
     with pytest.raises(ValueError, match=r"^environment\.classes is empty"):
         environments({})
     with pytest.raises(ValueError, match=r"^environment\.tool_calls\.name: no format of tool calls is called 'hermas'"):
-        environments({"shop": {"_target_": f"{HERE}.Shop"}}, tool_calls={"name": "hermas"})
+        environments(SHOP, tool_calls={"name": "hermas"})
 
 
 @pytest.mark.parametrize("package", ["renderers", "httpx"])
@@ -32,4 +33,4 @@ def test_a_renderer_needs_its_packages(package, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else "found")
     wanted = rf"^environment\.renderer=qwen3: the package {package} is not installed; pip install 'rft\[renderers\]'"
     with pytest.raises(ValueError, match=wanted):
-        environments({"shop": {"_target_": f"{HERE}.Shop"}}, renderer="qwen3")
+        environments(SHOP, renderer="qwen3")

@@ -15,7 +15,8 @@ from rft.rollout.environment.turn_template import TurnTemplate
 from tests.data import chat_texts as chats
 from tests.data.encode.test_masks import SCHEMA, TOOL, said, tokenizer, user
 from tests.rollout.environment import trl_templates as trl
-from tests.rollout.environment.scripted import OPTIONS, Shop
+from tests.rollout.environment.play.environments import Shop
+from tests.rollout.environment.scripted import OPTIONS
 from tests.rollout.environment.test_dialogue import calling, completion, run
 
 QWEN = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<tool_call>", "</tool_call>", "<tool_response>",

@@ -3,10 +3,10 @@
 import pytest
 
 from rft.rollout.environment.options import EnvironmentOptions, Environments
-from tests.rollout.environment import scripted
+from tests.rollout.environment.play import environments
 from tests.rollout.environment.scripted import play
 
-HERE = scripted.__name__
+HERE = environments.__name__
 COUNT = {"count": {"_target_": f"{HERE}.Count"}}
 ROW = {"prompt": "Q"}
 

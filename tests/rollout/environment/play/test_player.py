@@ -18,10 +18,11 @@ from rft.rollout.forced_stop import ForcedStop
 from tests.helpers import hf_engine
 from tests.rollout.environment import scripted
 from tests.rollout.environment.gateway.agents import fetch, user
+from tests.rollout.environment.play import environments
 from tests.rollout.environment.scripted import OPTIONS, play
 from tests.rollout.word_models import END, build, sampling, word_tokenizer
 
-HERE = scripted.__name__
+HERE = environments.__name__
 SHOP = {"shop": {"_target_": f"{HERE}.Shop"}}
 GUESS = {"guess": {"_target_": f"{HERE}.Guess"}}
 EOS = "<eos>"
