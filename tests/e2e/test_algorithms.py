@@ -175,14 +175,14 @@ def test_every_correction_acts_and_trains(name, anchor, small, correction_option
 
 @pytest.fixture(scope="module")
 def given_rows(small, tmp_path_factory):
-    """The stage of an algorithm of given preferences, and rows of twelve steps: every step has new ones."""
+    """The stage of an algorithm of given preferences, and rows of six steps: every step has new ones."""
     made = []
 
     @functools.cache
     def draw(name):
-        sizes = ("data.train.task=add", "data.train.count=256", "batch.prompts=16", "actor.optimizer.lr=3e-3")
+        sizes = ("data.train.task=add", "data.train.count=96", "batch.prompts=16", "actor.optimizer.lr=1e-2")
         made.append(TrainStage(small(f"algorithm={name}", *sizes), tmp_path_factory.mktemp(name)))
-        return made[-1], [made[-1].rows() for _ in range(12)]
+        return made[-1], [made[-1].rows() for _ in range(6)]
 
     yield draw
     for train in made:
