@@ -115,14 +115,15 @@ def test_what_cannot_be_merged_is_refused(run, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mesh", "ranks"), [("2", 2), ("3", 3), ("2,1", 2)])
-def test_shards_of_verl_become_the_model(mesh, ranks, run, torchrun, tmp_path):
-    model, actor = save(tmp_path / "model"), tmp_path / "actor"
-    actor.mkdir()
-    torchrun(Path(__file__).with_name("verl_on_ranks.py"), tmp_path / "model", actor, mesh, ranks=ranks)
-    shutil.copytree(tmp_path / "model", actor / "huggingface", ignore=shutil.ignore_patterns("*.safetensors"))
-    assert run("from-verl", actor, "--out", tmp_path / "out") == (0, "")
-    assert_equal(tmp_path / "out", model.state_dict())
+def test_shards_of_verl_become_the_model(run, torchrun, tmp_path):
+    """Sharded over both ranks, and whole on each of them."""
+    model = save(tmp_path / "model")
+    torchrun(Path(__file__).with_name("verl_on_ranks.py"), tmp_path / "model", tmp_path, "2", "2,1")
+    for mesh in ("2", "2,1"):
+        beside = shutil.ignore_patterns("*.safetensors")
+        shutil.copytree(tmp_path / "model", tmp_path / mesh / "huggingface", ignore=beside)
+        assert run("from-verl", tmp_path / mesh, "--out", tmp_path / f"{mesh}-out") == (0, "")
+        assert_equal(tmp_path / f"{mesh}-out", model.state_dict())
 
 
 def test_plain_tensors_of_verl_are_whole_on_every_rank(run, tmp_path):

@@ -1,6 +1,7 @@
 """The checks of compiled code, at small sizes on a CPU."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from gpu.checks import FailedError, Setting
 
 
 @pytest.fixture
-def setting(tmp_path):
+def setting(tmp_path, monkeypatch):
+    """Graphs are traced and counted, and no code is generated, which takes long: tests/strategy does it."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     torch._dynamo.reset()
     counters.clear()
     yield Setting(tmp_path, tmp_path, cpu=True)
