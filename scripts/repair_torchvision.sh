@@ -8,10 +8,12 @@
 set -euo pipefail
 python=${1:?usage: repair_torchvision.sh PYTHON}
 if ! "$python" -c "import torchvision" 2> /dev/null; then
-  cat >> "$("$python" -c "import sysconfig; print(sysconfig.get_path('purelib'))")/torchvision/extension.py" << 'EXTENSION'
+  file=$("$python" -c "import sysconfig; print(sysconfig.get_path('purelib'))")/torchvision/extension.py
+  cat "$file" - > "$file.new" << 'EXTENSION'
 
 for _name in ("nms", "qnms"):
     torch.library.define(f"torchvision::{_name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 EXTENSION
+  mv "$file.new" "$file"  # a new file: uv shares the old one with other environments
 fi
 "$python" -c "import torchvision"

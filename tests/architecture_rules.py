@@ -5,6 +5,7 @@ Each rule is a function of a tree of files that yields its violations ("where: w
 """
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,7 +50,6 @@ METAPHORS = re.compile(
     r"|\b(nobody|somebody|whoever|theirs|everyones|mine)\b",
     re.IGNORECASE,
 )
-UNPICKLE = ("load", "loads", "Unpickler", "open")
 ROLE_KEYS = ("critic", "reference", "prm", "teacher")
 # Names of losses that are ordinary words too, or outputs of a forward and metrics of the same name.
 WORDS = {"value", "teacher", "nll", "none", "group", "entropy", "kl", "drift", "router_balance", "pass_at_k"}
@@ -72,18 +72,24 @@ def tree_of(path: Path) -> ast.Module:
         return ast.parse(text)
 
 
-def last_name(function: ast.expr) -> str:
-    """The name behind the last dot: `load` of `torch.load`. To unparse every call of the tree takes seconds."""
-    if isinstance(function, ast.Attribute):
-        return function.attr
-    return function.id if isinstance(function, ast.Name) else ""
+@functools.cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """Every node of a file, for all rules; `nodes_of.cache_clear` frees them."""
+    return list(ast.walk(tree_of(path)))
+
+
+def dotted(node: ast.expr) -> str:
+    """The name of what is called, `a.b.c`; what is no name is empty: `.c` for `f().c`."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def imports(name: str, path: Path, known: dict[str, Path]) -> set[str]:
     """Modules of rft that a module imports anywhere: at the top, in a function, for type checks, or by name."""
     found = set()
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -91,7 +97,7 @@ def imports(name: str, path: Path, known: dict[str, Path]) -> set[str]:
             base = ".".join([*parents, *([node.module] if node.module else [])])
             inner = {f"{base}.{alias.name}" for alias in node.names}
             found |= {one if one in known else base for one in inner}
-        elif isinstance(node, ast.Call) and last_name(node.func) == "import_module":
+        elif isinstance(node, ast.Call) and "import_module" in dotted(node.func):
             found |= {str(argument.value) for argument in node.args if isinstance(argument, ast.Constant)}
     return {one for one in found if one in known and one != name}
 
@@ -163,7 +169,7 @@ def folders(root: Path) -> Iterator[str]:
 def calls(root: Path) -> Iterator[str]:
     """`hasattr`, `getattr` with a default, `print`, and an `except` that catches everything."""
     for name, path in modules(root).items():
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 if node.func.id in ("hasattr", "print"):
                     yield f"{name}: {node.func.id}"
@@ -179,13 +185,11 @@ def unpickles(root: Path) -> Iterator[str]:
     """Calls that run the code in a pickle: `pickle.load` and the like, and `torch.load` without `weights_only=True`."""
     for top in ("rft", "scripts", "recipes"):
         for path in sorted((root / top).rglob("*.py")):
-            for node in ast.walk(tree_of(path)):
-                if not isinstance(node, ast.Call) or last_name(node.func) not in UNPICKLE:
-                    continue
-                called, safe = ast.unparse(node.func), "weights_only=True" in map(ast.unparse, node.keywords)
-                if re.fullmatch(rf"(c?pickle|dill|cloudpickle|joblib|marshal|shelve)\.({'|'.join(UNPICKLE)})", called):
+            for node in nodes_of(path):
+                called = dotted(node.func) if isinstance(node, ast.Call) else ""
+                if re.fullmatch(r"(c?pickle|dill|cloudpickle|joblib|marshal|shelve)\.(loads?|Unpickler|open)", called):
                     yield f"{path.relative_to(root)}: {called}"
-                elif called.endswith("torch.load") and not safe:
+                elif called.endswith("torch.load") and "weights_only=True" not in map(ast.unparse, node.keywords):
                     yield f"{path.relative_to(root)}: torch.load without weights_only=True"
 
 
@@ -194,23 +198,27 @@ def remote_code(root: Path) -> Iterator[str]:
     whether to run the code of their folder."""
     for top in ("rft", "scripts", "recipes"):
         for path in sorted((root / top).rglob("*.py")):
-            for node in ast.walk(tree_of(path)):
-                if not isinstance(node, ast.Call) or last_name(node.func) != "from_pretrained":
-                    continue
-                called, safe = ast.unparse(node.func), "trust_remote_code" in {word.arg for word in node.keywords}
+            for node in nodes_of(path):
+                called = dotted(node.func) if isinstance(node, ast.Call) else ""
+                safe = isinstance(node, ast.Call) and "trust_remote_code" in {word.arg for word in node.keywords}
                 if re.fullmatch(r"Auto(Config|Tokenizer|Processor)\.from_pretrained", called) and not safe:
                     yield f"{path.relative_to(root)}: {called}"
 
 
-def code_words(tree: ast.Module) -> Iterator[str]:
+@functools.cache
+def code_words(path: Path) -> list[str]:
     """Identifiers and strings of the code: no docstrings, no comments."""
+    return list(_code_words(nodes_of(path)))
+
+
+def _code_words(nodes: list[ast.AST]) -> Iterator[str]:
     prose = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None
             if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
                 prose.add(first.value)
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in prose:
             yield node.value
         elif isinstance(node, ast.Name):
@@ -238,7 +246,7 @@ def names_of_algorithms(root: Path) -> Iterator[str]:
     names = algorithm_names(root)
     for module, path in modules(root).items():
         if package_of(module) != "algorithm":
-            for word in code_words(tree_of(path)):
+            for word in code_words(path):
                 for name in {word, *re.findall(r"\balgorithm=(\w+)", word)} & names:
                     yield f"{module}: {name}"
 
@@ -247,7 +255,7 @@ def options_of_algorithms(root: Path) -> Iterator[str]:
     """In train/: a field of `AlgorithmOptions` read from options, and the name of a role."""
     fields = set()
     for path in (root / "rft/algorithm").rglob("*.py"):
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.ClassDef) and node.name == "AlgorithmOptions":
                 fields |= {field.target.id for field in node.body if isinstance(field, ast.AnnAssign)}  # type: ignore
     for module, path in modules(root).items():
@@ -255,14 +263,14 @@ def options_of_algorithms(root: Path) -> Iterator[str]:
             text = path.read_text()
             for field in re.findall(r"\boptions\.(\w+)|\balgorithm\.(\w+)=", text):
                 yield from (f"{module}: option {one}" for one in field if one in fields)
-            for word in code_words(tree_of(path)):
+            for word in code_words(path):
                 if word in ROLE_KEYS:
                     yield f"{module}: role {word}"
 
 
 def backends(root: Path) -> Iterator[str]:
     for module, path in modules(root).items():
-        for word in code_words(tree_of(path)):
+        for word in code_words(path):
             for name in BACKENDS.findall(word):
                 if name.lower() not in module:
                     yield f"{module}: {name.lower()}"

@@ -19,6 +19,7 @@ from tests.architecture_rules import (
     mirror,
     modalities,
     names_of_algorithms,
+    nodes_of,
     options_of_algorithms,
     processor_keys,
     remote_code,
@@ -68,6 +69,13 @@ ALLOWED: dict[str, dict[str, str]] = {
         "scripts/bench: more than 13 files": "one file for each section, and one for each side of a comparison",
     },
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parsed_once():
+    """All rules share what is parsed, which is freed at the end."""
+    yield
+    nodes_of.cache_clear()
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)

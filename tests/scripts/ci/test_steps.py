@@ -1,0 +1,83 @@
+"""The steps of `.ci/run`: what they print, how they fail, and what they leave behind."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+STEPS = Path(__file__).resolve().parents[3] / ".ci" / "steps.sh"
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Starts a script with these steps; its folder is `tmp_path / "work"`."""
+    started = []
+
+    def start(text):
+        (tmp_path / "work").mkdir()
+        head = f"set -euo pipefail\nwork={tmp_path}/work\n. {STEPS}\n"
+        process = subprocess.Popen(
+            ["bash", "-c", head + text], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def ended(process):
+    """(the exit status, what was printed, and the rows of the table: {step: its seconds})."""
+    said, _ = process.communicate(timeout=60)
+    text, _, table = said.rpartition("   start  seconds  step\n")
+    return process.returncode, text, {line[19:]: int(line[9:17]) for line in table.splitlines()}
+
+
+def test_steps_in_the_background_print_when_they_are_collected(script, tmp_path):
+    front = """'pip install -e ".[dev]" && pytest'"""
+    status, text, table = ended(script(f"start a echo of a\nstart b echo of b\nstep {front} sleep 1.1\nfinish"))
+    assert status == 0
+    assert [line for line in text.splitlines() if line.startswith("of")] == ["of a", "of b"]
+    assert list(table) == ["a", "b", front.strip("'"), "the whole"]
+    assert table[front.strip("'")] >= 1
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize("kind", ["step", "start"])
+def test_a_step_that_fails_is_named_and_ends_the_others(script, tmp_path, kind):
+    broken = "broken() { echo said; false; echo not reached; }"
+    status, text, table = ended(script(f"{broken}\n{kind} broken broken\nstart long sleep 1000\nfinish\necho later"))
+    assert status == 1
+    assert text.endswith("\nsaid\n\n=== FAILED: broken\n\n")
+    assert (
+        list(table)
+        == {
+            "step": ["broken (status 1)", "the whole"],
+            "start": ["broken (status 1)", "long (status 143)", "the whole"],
+        }[kind]
+    )
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_step_that_is_killed_has_failed(script):
+    status, text, table = ended(script("die() { kill -9 $BASHPID; }\nstart dead die\nfinish\necho later"))
+    assert status == 1 and "=== FAILED: dead" in text and "later" not in text
+    assert list(table) == ["dead (status killed)", "the whole"]
+
+
+def test_two_steps_in_the_background_run_at_a_time(script, tmp_path):
+    alone = f"alone() {{ sleep 0.3; [ ! -e {tmp_path}/third ]; }}"
+    status, _, table = ended(script(f"{alone}\nstart a alone\nstart b alone\nstart c touch {tmp_path}/third\nfinish"))
+    assert status == 0 and list(table) == ["a", "b", "c", "the whole"]
+    assert (tmp_path / "third").exists()
+
+
+def test_a_script_that_is_stopped_ends_its_steps_and_leaves_no_folder(script, tmp_path):
+    process = script("start back sleep 1000\nstep front bash -c 'echo begun; sleep 1000'")
+    assert "begun\n" in process.stdout  # reads until it begins
+    process.terminate()
+    status, _, table = ended(process)
+    assert status == 143 and list(table) == ["back (status 143)", "front (status 143)", "the whole"]
+    assert not (tmp_path / "work").exists()
