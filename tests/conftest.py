@@ -1,7 +1,6 @@
 """What tests of several folders share."""
 
 import atexit
-import copy
 import functools
 import gc
 import logging
@@ -88,14 +87,17 @@ def composed(overrides: tuple[str, ...], folder: Path, name: str) -> DictConfig:
 
 
 @functools.cache
-def composed_of_groups(overrides: tuple[str, ...], name: str) -> DictConfig:
-    """A config of the package's own folder; the overrides choose options of groups."""
-    return composed(overrides, CONFIG, name)
+def composed_of_groups(overrides: tuple[str, ...], name: str) -> bytes:
+    """A config of the package's own folder, pickled; the overrides choose options of groups.
+
+    Thousands of objects of hundreds of configs would make every garbage collection of the session longer.
+    """
+    return pickle.dumps(composed(overrides, CONFIG, name))
 
 
 @functools.cache
-def composed_before(overrides: tuple[str, ...], name: str, read: frozenset[tuple[str, str]]) -> dict:
-    """The same with any overrides, resolved; `read` is what it may read of the environment.
+def composed_before(overrides: tuple[str, ...], name: str, read: frozenset[tuple[str, str]]) -> bytes:
+    """The same with any overrides, resolved and pickled; `read` is what it may read of the environment.
 
     Hydra applies overrides of values last. Here too, to a copy of the config of the groups, which many tests share.
     """
@@ -105,9 +107,9 @@ def composed_before(overrides: tuple[str, ...], name: str, read: frozenset[tuple
         for override in OverridesParser.create().parse_overrides(list(overrides)):
             group = override.is_hydra_override() or repository.group_exists(override.key_or_group)
             (groups if group else values).append(override)
-    config = copy.deepcopy(composed_of_groups(tuple(override.input_line for override in groups), name))
+    config = pickle.loads(composed_of_groups(tuple(override.input_line for override in groups), name))
     ConfigLoaderImpl._apply_overrides_to_config(values, config)
-    return plain(config)
+    return pickle.dumps(plain(config))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -153,7 +155,7 @@ def resolved():
         if folder != CONFIG:
             return plain(composed(overrides, folder, name))
         read = frozenset((key, value) for key, value in os.environ.items() if key.startswith("RFT_"))
-        return copy.deepcopy(composed_before(overrides, name, read))
+        return pickle.loads(composed_before(overrides, name, read))
 
     return resolve
 

@@ -18,7 +18,7 @@ from tests.train.checkpoint.states import state
 @pytest.mark.parametrize("name", ["adamw", "adamw_8bit", "muon"])
 def test_supervised_training_learns_with_each(name, tiny, tmp_path):
     config = tiny(
-        "algorithm=sft", f"actor.optimizer.name={name}", "actor.optimizer.lr=3e-3", "steps=30", "eval.every=0"
+        "algorithm=sft", f"actor.optimizer.name={name}", "actor.optimizer.lr=1e-2", "steps=12", "eval.every=0"
     )
     Job(config).fit("")
     rows = [line for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines() if "loss/nll" in line]
@@ -60,7 +60,7 @@ def test_a_run_goes_on_with_the_average_that_it_had(tiny, tmp_path):
     changes = ("actor.ema=0.7", "actor.frozen=[*norm*]", "checkpoint.every=1", "checkpoint.keep_last=9", "steps=4")
     whole, cut = (tiny(*changes, f"output_dir={tmp_path / name}") for name in ("whole", "cut"))
     Job(whole).fit("")
-    Job(cut).fit("")
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut", symlinks=True)
     folder = tmp_path / "cut" / "checkpoints"
     for step in (5, 6):
         shutil.rmtree(folder / f"step_{step:08d}")

@@ -16,7 +16,7 @@ def honest(response, row):
 def leaky(response, row):
     return float(honest(response, row) or len(response) > 2)
 """
-SIZES = ("steps=4", "eval.every=2", "checkpoint.every=1", "checkpoint.keep_last=99", "reward.accuracy=function",
+SIZES = ("steps=4", "eval.every=2", "checkpoint.every=4", "reward.accuracy=function",
          "+reward.terms.function.weight=1.0")  # fmt: skip
 CANARY = ("reward.canary.every=2", "reward.canary.samples=3", "reward.canary.bound=0.5")
 
@@ -61,20 +61,19 @@ def test_a_reward_that_can_be_exploited_stops_the_run_with_the_texts(config, tmp
     assert not (folder / "result.json").exists()
 
 
-def test_an_honest_reward_goes_to_the_end_and_trains_as_without_canary_tasks(config, tmp_path):
-    Job(config("honest", "with")).fit("")
+def test_an_honest_reward_trains_as_without_canary_tasks_and_an_interrupted_run_answers_the_same_tasks_the_same(
+    config, tmp_path, monkeypatch
+):
+    Job(config("honest", "whole")).fit("")
     Job(config("honest", "without", canary=False)).fit("")
     found = [[{k: v for k, v in row.items() if not k.startswith(CLOCK)} for row in rows(tmp_path / name)] for name in
-             ("with", "without")]  # fmt: skip
+             ("whole", "without")]  # fmt: skip
     assert [row.pop("reward/canary", None) for row in found[0]] == [None, None, None, None, 0.0, None, 0.0]
     assert found[0] == found[1]
-    one, other = state(tmp_path / "with"), state(tmp_path / "without")
+    one, other = state(tmp_path / "whole"), state(tmp_path / "without")
     assert identical(one["actors"], other["actors"]) and identical(one["source"], other["source"])
-    assert len({row["response"] for step in (4, 6) for row in texts(tmp_path / "with", step)}) > 6, "other samples"
+    assert len({row["response"] for step in (4, 6) for row in texts(tmp_path / "whole", step)}) > 6, "other samples"
 
-
-def test_an_interrupted_run_answers_the_same_tasks_the_same(config, tmp_path, monkeypatch):
-    Job(config("honest", "whole")).fit("")
     with monkeypatch.context() as patch:
         interrupt(patch, 6)
         with pytest.raises(Interrupted):

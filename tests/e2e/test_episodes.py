@@ -50,7 +50,7 @@ def fit(resolved, tmp_path):
 
 
 def test_a_run_with_a_tool(fit):
-    run = fit("run", "data.train.slips=0.2")
+    run = fit("run", "data.train.slips=0.2", "steps=1", "eval.every=1")
     last = numbers(run)[-1]
     assert last["episode/turns"] > 1 and last["episode/tool_calls"] > 0, "some episodes call the tool"
     assert last["episode/failed"] == 0 == last["episode/forks"]
@@ -117,7 +117,8 @@ def test_algorithms_that_read_columns_of_turns_train(fit, overrides):
 
 def test_a_run_whose_turns_are_stopped_by_force(fit):
     stop = "algorithm.source.interruption={after: [0.3, 0.5], phrase: '='}"
-    run = fit("run", "data.train.slips=0.2", "rollout.max_new_tokens=12", "eval.every=0", "algorithm/advantage=gigpo",
+    run = fit("run", "data.train.slips=0.2", "rollout.max_new_tokens=12", "eval.every=0", "warmup.steps=1",
+              "steps=2", "algorithm/advantage=gigpo",
               "environment=guessing", "~environment.classes.guessing",
               f"+environment.classes.ones._target_={__name__}.Ones", "reward=environment", stop)  # fmt: skip
     found = numbers(run)

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import re
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -14,6 +13,7 @@ import yaml
 from rich.console import Console
 
 import rft
+from rft.main import main
 from rft.modes.evaluate import evaluate
 from rft.reward.rules.gsm8k import gold_number, marked_number
 from rft.setup.assembly import Job
@@ -27,19 +27,14 @@ STAGES = ("sft", "from_sft", "reward_model", "dpo", "grpo", "evaluate")
 needs_data = pytest.mark.skipif(GSM8K is None, reason="RFT_GSM8K_DIR is not set")
 
 
-def run(recipe, name, *overrides, cwd):
-    """The main program in a process of its own, in an empty folder."""
-    command = [sys.executable, "-m", "rft.main", "-cd", str(RECIPES / recipe), "-cn", name, *overrides]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    found = subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=300)
-    assert found.returncode == 0, found.stdout + found.stderr
-    return [json.loads(line) for path in cwd.glob("outputs/*/metrics.jsonl") for line in path.open()]
-
-
-def test_a_loss_and_a_reward_of_ones_own(tmp_path):
-    rows = run("own_loss", "run", "steps=2", "warmup.steps=5", "warmup.rows=16", "data.train.count=64",
-               "data.eval.heldout.count=8", "batch.prompts=4", "reward.terms.digits_right.weight=1.0",
-               "algorithm.loss.leak=0.3", cwd=tmp_path)  # fmt: skip
+def test_a_loss_and_a_reward_of_ones_own(tmp_path, monkeypatch, plugins_forgotten):
+    """The main program in this process, in an empty folder; .ci/run runs the command in a process of its own."""
+    sizes = ["steps=2", "warmup.steps=5", "warmup.rows=16", "data.train.count=64", "data.eval.heldout.count=8",
+             "batch.prompts=4", "reward.terms.digits_right.weight=1.0", "algorithm.loss.leak=0.3"]  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["rft", "-cd", str(RECIPES / "own_loss"), "-cn", "run", *sizes])
+    main()
+    rows = [json.loads(line) for path in tmp_path.glob("outputs/*/metrics.jsonl") for line in path.open()]
     assert [row["step"] for row in rows] == list(range(8))
     last = rows[-1]
     assert {"loss/leaky_clip", "clip/leaky", "reward/digits_right", "reward/exact_match"} <= set(last)

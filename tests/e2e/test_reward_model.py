@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from rft.modes.plan.job import PlanJob
 from rft.modes.plan.report import plan
 from rft.registry import Target
 from rft.setup.assembly import Job
-from tests.helpers import CLOCK, Interrupted, identical, interrupt
+from tests.helpers import CLOCK, identical
 from tests.reward.models.test_scalar import save
 
 ON_RANKS = {
@@ -161,10 +162,12 @@ def test_a_model_normalizes_by_the_moments_of_its_held_out_pairs_also_after_a_re
         return {key: saved[key] for key in ("mean", "std") if key in saved}
 
     Job(config("whole")).fit("")
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt(patch, 3)
-        with pytest.raises(Interrupted):
-            Job(config("parts")).fit("")
+    shutil.copytree(tmp_path / "whole", tmp_path / "parts", symlinks=True)
+    checkpoints = tmp_path / "parts" / "checkpoints"
+    shutil.rmtree(checkpoints / "step_00000003")
+    (checkpoints / "latest").unlink()
+    (checkpoints / "latest").symlink_to("step_00000002")
+    (tmp_path / "parts" / "result.json").unlink()
     Job(config("parts")).fit("")
     for name in ("whole", "parts"):
         assert moments(name, 1) == {}, "no evaluation has measured these weights"
@@ -179,7 +182,7 @@ def test_a_model_normalizes_by_the_moments_of_its_held_out_pairs_also_after_a_re
     scores = reward.score([text for text, _ in pairs], [row for _, row in pairs]).terms["model"].double()
     assert abs(scores.mean()) < 1e-5 and abs(scores.std() - 1) < 1e-5
 
-    again = (*small, f"actor.path={tmp_path / 'parts/checkpoints/latest/actor'}", "actor.model_config=null")
+    again = (*small, "steps=2", f"actor.path={tmp_path / 'parts/checkpoints/latest/actor'}", "actor.model_config=null")
     Job(resolved(*sized("algorithm=reward_model", *again, f"output_dir={tmp_path / 'again'}"))).fit("")
     assert moments("again", 1) == {}, "those of the model it began with are not its own"
 

@@ -208,11 +208,11 @@ def check_equal(skipped, without):
 
 @pytest.mark.parametrize("tokens", [64, 4096])
 def test_a_run_that_skips_equals_one_in_which_the_update_never_was(tokens, config, tmp_path, monkeypatch):
-    given = f"actor.micro_batch_tokens={tokens}"
-    Job(config(tmp_path / "skipped", given)).fit("")
+    given = (f"actor.micro_batch_tokens={tokens}", "checkpoint.every=0")
+    Job(config(tmp_path / "skipped", *given)).fit("")
     monkeypatch.setattr(Trainer, "minimise", skips_on_ranks.without_spoilt(Trainer.minimise))
     monkeypatch.setattr(skips_on_ranks, "CALLS", calls := [])
-    Job(config(tmp_path / "without", given)).fit("")
+    Job(config(tmp_path / "without", *given)).fit("")
     assert sum(calls) == 1 and len(calls) == 8
     check_equal(tmp_path / "skipped", tmp_path / "without")
 
@@ -346,7 +346,7 @@ def check_dropped(dropped, without):
 
 @pytest.mark.parametrize("tokens", [64, pytest.param(4096, marks=pytest.mark.slow)])
 def test_a_run_that_drops_a_row_equals_one_in_which_it_never_was(tokens, config, tmp_path, monkeypatch):
-    given = ("faults.nonfinite=drop_rows", f"actor.micro_batch_tokens={tokens}")
+    given = ("faults.nonfinite=drop_rows", f"actor.micro_batch_tokens={tokens}", "checkpoint.every=0")
     Job(config(tmp_path / "dropped", *given)).fit("")
     monkeypatch.setattr(skips_on_ranks, "CALLS", [])
     without = skips_on_ranks.without_spoilt_rows(trainer_module.mini_batches)

@@ -72,8 +72,8 @@ def right(row):
     [((1, 1), (32, 32), ALL), ((2, 4), (16, 56), (*ALL, "which")), ((1, 3), (40, 40), ("position",))],
 )
 def test_answers_are_right(split, images, size, questions):
-    rows = load(split, images=images, size=size, questions=questions)
-    assert len(rows) == 200
+    rows = load(split, count=100, images=images, size=size, questions=questions)
+    assert len(rows) == 100
     for row in rows:
         assert right(row) == [row["answer"]] == [row["response"]]
         assert row["chosen"] == row["answer"] != row["rejected"]
@@ -85,7 +85,7 @@ def test_answers_are_right(split, images, size, questions):
         scenes = [shapes_in(pixels) for pixels in images_of(row)]
         assert all(1 <= len(scene) <= 4 for scene in scenes)
         assert all(size[0] <= len(pixels) <= size[1] and len(pixels) % 8 == 0 for pixels in images_of(row))
-    assert 70 < sum(row["label"] for row in rows) < 130
+    assert 35 < sum(row["label"] for row in rows) < 65
     assert {len(images_of(row)) for row in rows} == set(range(images[0], images[1] + 1))
 
 

@@ -125,14 +125,24 @@ def test_a_key_is_invalid_once_its_episode_has_ended():
 def leaves_a_request(data, base_url, api_key):
     ask(base_url, api_key, [user("Q")])
     threading.Thread(target=fetch, args=(base_url, api_key), kwargs={"messages": [user("slow")]}).start()
-    time.sleep(0.3)
+    SLOW.wait(30)
     return 1.0
+
+
+SLOW = threading.Event()  # the engine has the request
+
+
+def writes_slowly(text):
+    if text != "slow":
+        return "a"
+    SLOW.set()
+    time.sleep(1)
+    return "late"
 
 
 def test_a_request_in_progress_ends_with_its_episode():
     start = time.perf_counter()
-    write = lambda text: time.sleep(2) or "late" if text == "slow" else "a"  # noqa: E731
-    [[found]], _ = play(write, node("leaves_a_request"), [{"prompt": "Q"}])
+    [[found]], _ = play(writes_slowly, node("leaves_a_request"), [{"prompt": "Q"}])
     assert found.episode["failed"] is None and found.turns == 1 == found.episode["turns"] and found.earlier == ()
     assert time.perf_counter() - start < 10
 
@@ -153,9 +163,9 @@ def test_many_agents_at_the_same_time_need_no_thread_each():
         return "a"
 
     before = threading.active_count()
-    rows = [{"prompt": str(number)} for number in range(200)]
-    found, sampler = play(write, node("one_turn", agents.__name__), rows, workers="process", concurrency=200)
-    assert [group[0].episode["failed"] for group in found] == [None] * 200
+    rows = [{"prompt": str(number)} for number in range(100)]
+    found, sampler = play(write, node("one_turn", agents.__name__), rows, workers="process", concurrency=100)
+    assert [group[0].episode["failed"] for group in found] == [None] * 100
     assert [group[0].segments[0].tokens for group in found] == [
         sampler.tokenizer(row["prompt"], add_special_tokens=False).input_ids for row in rows
     ]
