@@ -219,7 +219,7 @@ def lists(works: Sequence[Callable[[], list[Any]]]) -> list[Any]:
     """
     answers = forked(works, LONGEST_S)
     if failed := [answer for answer in answers if isinstance(answer, str)]:
-        raise RuntimeError(f"the tests as they are: {failed[0]}")
+        raise RuntimeError(failed[0])
     return [entry for answer in answers for entry in answer]
 
 
