@@ -1,33 +1,43 @@
-"""Does the suite notice a wrong formula? Changes the registered functions, one thing at a time, and counts.
+"""Does the suite notice a wrong formula, or a wrong connection? Changes functions, one thing at a time, and counts.
 
-python scripts/mutate.py                      # every loss, and what it calls in rft.algorithm
-python scripts/mutate.py --kind advantage     # another registry, or correction, or all
-python scripts/mutate.py --only gspo clipped  # these functions
+python scripts/mutate.py                       # every loss, and what it calls in rft.algorithm
+python scripts/mutate.py --kind advantage      # another registry, or correction, or all
+python scripts/mutate.py --only gspo clipped   # these functions
+python scripts/mutate.py --kind all --since X  # those that git shows as changed since X, and a seventh of the others
+python scripts/mutate.py --kind wiring         # what a test has noticed in the packages around rft.algorithm
+python scripts/mutate.py --kind wiring --record
 
 The tests are collected once. A process forked for each mutant puts the changed code into the function that the tests
 already hold, and runs the tests that call it, the fastest first, until one fails. Ends with status 1 where fewer than
 95 % are noticed.
+
+The wiring is a sample of 150 changes. `--record` writes for each which test notices it: scripts/mutation/wiring.json.
+Without it, the changes that have a test there are made again, and each must be noticed: by that test, or by another.
 """
 
 import argparse
 import inspect
 import os
-import pickle
-import signal
 import sys
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
-from types import FrameType, FunctionType
+from types import FunctionType
 from typing import Any
 
 import pytest
+import torch
 from _pytest.runner import runtestprotocol
+from mutation import wiring
 from mutation.equivalent import EQUIVALENT
-from mutation.operators import Change, changes
+from mutation.forked import forked, silence
+from mutation.operators import Change, changes_of, preceded
+from mutation.revision import changed_and_seventh
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
@@ -42,6 +52,10 @@ from rft.registry import Registry
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "rft.algorithm."
 GOAL = 0.95
+MOST_S = 60.0  # of tests for a mutant; what they take without it
+LONGEST_S = 3 * 3600.0
+MOST_GONE = 0.1  # of the record of the wiring
+FAILS = " fails: "
 KINDS = {
     thing.kind.replace(" ", "_"): {thing.function(name).__module__ for name in thing.names()}
     for thing in vars(registries).values()
@@ -57,7 +71,7 @@ class Test:
 
     item: pytest.Item
     seconds: float
-    calls: set[str]
+    calls: list[str]
 
 
 @dataclass
@@ -66,12 +80,17 @@ class Mutant:
 
     Attributes:
         function: `module.name`, without the package.
-        noticed: the first test that failed, with the error; None where all passed.
+        noticed: the first test that fails, with the error; None where all pass.
     """
 
     function: str
     change: Change
     noticed: str | None = None
+
+    @property
+    def test(self) -> str | None:
+        """The test in `noticed`."""
+        return self.noticed and self.noticed.partition(FAILS)[0]
 
     @property
     def crashed(self) -> bool:
@@ -86,62 +105,122 @@ class Mutant:
 
 @dataclass
 class Check:
-    """The plugin that takes the place of pytest's own loop over the tests."""
+    """The plugin that takes the place of pytest's own loop over the tests.
+
+    Attributes:
+        first: the ids of the tests that run first; the others run for what these leave unnoticed.
+        processes: how many run tests at the same time.
+        each: whether a line is printed for each mutant.
+    """
 
     functions: dict[str, FunctionType]
     mutants: list[Mutant]
     console: Console
+    first: set[str]
+    processes: int
+    each: bool
     tests: list[Test] = field(default_factory=list)
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Runs all tests as they are, then those that concern a mutant, for every mutant."""
+        """Runs the tests as they are, then those that concern a mutant, for every mutant."""
         if session.testsfailed:
             self.console.print(f"[yellow]{session.testsfailed} files of tests cannot be imported and are left out")
-        ids = {item.nodeid: item for item in session.items}
-        plain = forked(lambda: baseline(session.items, self.functions), 3600)
-        if not isinstance(plain, list):
-            raise RuntimeError(f"the tests as they are: {plain}")
-        self.tests = [Test(ids[name], seconds, calls) for name, seconds, calls, passed in plain if passed]
-        if failing := [name for name, _, _, passed in plain if not passed]:
-            self.console.print(f"[yellow]left out, as they fail by themselves:[/] {escape(', '.join(failing))}")
-        self.tests.sort(key=lambda test: test.seconds)
-        for mutant in track(self.mutants, "mutants", console=self.console, transient=True):
-            self.run(mutant)
+        first = [item for item in session.items if item.nodeid in self.first]
+        for items in (first, [item for item in session.items if item.nodeid not in self.first]):
+            unnoticed = [mutant for mutant in self.mutants if mutant.noticed is None]
+            if items and unnoticed:
+                self.run(items, unnoticed)
         return True
 
-    def run(self, mutant: Mutant) -> None:
-        """Sets `noticed`."""
-        concerned = [test for test in self.tests if mutant.function in test.calls]
+    def run(self, items: list[pytest.Item], mutants: list[Mutant]) -> None:
+        """Sets `noticed` of the mutants that these tests notice."""
+        files = list(dict.fromkeys(item.path for item in items))
+        shares = [{*files[number :: self.processes]} for number in range(self.processes)]
+        parts = [[item for item in items if item.path in share] for share in shares]
+        ids = {item.nodeid: item for item in items}
+        tests = []
+        for name, seconds, calls, passed in lists([partial(baseline, part, self.functions) for part in parts]):
+            if passed:
+                tests.append(Test(ids[name], seconds, calls))
+            else:
+                self.console.print(f"[yellow]left out, as it fails by itself:[/] {escape(name)}")
+        self.tests += tests
+        self.console.print(f"{len(tests)} tests as they are: {sum(test.seconds for test in tests):.0f} s")
+        places = [range(number, len(mutants), self.processes) for number in range(self.processes)]
+        for place, noticed in lists([partial(self.notice, tests, mutants, part) for part in places]):
+            mutants[place].noticed = noticed
 
-        def changed() -> str | None:
+    def notice(self, tests: list[Test], mutants: list[Mutant], places: Sequence[int]) -> list[tuple[int, str | None]]:
+        """The first test that fails of some of the mutants, by their places."""
+
+        def changed(mutant: Mutant, concerned: list[Test]) -> str | None:
             self.functions[mutant.function].__code__ = mutant.change.code
             return first_failure([test.item for test in concerned])
 
-        mutant.noticed = forked(changed, 10 + 5 * sum(test.seconds for test in concerned))
+        found = []
+        for place in track(places, "mutants", console=self.console, transient=True):
+            mutant = mutants[place]
+            concerned = chosen([test for test in tests if mutant.function in test.calls])
+            limit = 30 + 5 * sum(test.seconds for test in concerned)
+            (noticed,) = forked([partial(changed, mutant, concerned)], limit)
+            if self.each:
+                self.console.print(f"{mutant.function}: {noticed or 'not noticed'}", markup=False, highlight=False)
+            found.append((place, noticed))
+        return found
 
 
 def main() -> None:
     """Checks the functions that the command line names."""
-    parser = argparse.ArgumentParser(description="Changes formulas and counts how many changes the tests notice.")
-    parser.add_argument("--kind", choices=sorted(KINDS), default="loss", help="which functions (default: loss)")
+    parser = argparse.ArgumentParser(description="Changes functions and counts how many changes the tests notice.")
+    parser.add_argument("--kind", choices=[*sorted(KINDS), "wiring"], default="loss", help="which functions (loss)")
     parser.add_argument("--only", nargs="+", metavar="name", help="functions of these names alone")
-    parser.add_argument("--tests", nargs="+", default=["tests/algorithm"], help="where tests are (tests/algorithm)")
+    parser.add_argument("--since", metavar="revision", help="functions that have changed, and a seventh of the others")
+    parser.add_argument("--record", action="store_true", help="of --kind wiring: writes which test notices what")
+    parser.add_argument("--tests", nargs="+", help="where tests are (tests/algorithm; of the wiring, all)")
+    parser.add_argument("-j", type=int, default=1, dest="processes", help="how many tests run at the same time (1)")
     arguments = parser.parse_args()
     console = Console(soft_wrap=True)
-    functions = reached(KINDS[arguments.kind])
+    wires = arguments.kind == "wiring"
+    record = wiring.read() if wires and not arguments.record else {}
+    functions = wiring.functions() if wires else reached(KINDS[arguments.kind])
     if arguments.only:
         functions = {name: f for name, f in functions.items() if f.__name__ in arguments.only}
-    mutants = [Mutant(name, change) for name, function in functions.items() for change in changes_of(function)]
-    check = Check(functions, mutants, console)
+    if arguments.since:
+        functions = changed_and_seventh(arguments.since, functions)
+    found = wiring.recorded(functions, record) if record else wiring.sample(functions) if wires else every(functions)
+    mutants = [Mutant(name, change) for name, change in found]
+    console.print(f"{len(mutants)} changes of {len({mutant.function for mutant in mutants})} functions")
+    functions = {mutant.function: functions[mutant.function] for mutant in mutants}
+    check = Check(functions, mutants, console, set(filter(None, record.values())), arguments.processes, each=wires)
     started = time.perf_counter()
     os.chdir(ROOT)
+    torch.set_num_threads(1)
     options = ["-p", "no:terminal", "-p", "no:cacheprovider", "-s", "-m", "not slow", "--import-mode=importlib"]
-    if pytest.main([*options, "-o", "addopts=", *arguments.tests], plugins=[check]) == pytest.ExitCode.INTERNAL_ERROR:
+    tests = arguments.tests or (["tests", "--ignore=tests/scripts"] if wires else ["tests/algorithm"])
+    if pytest.main([*options, "-o", "addopts=", *tests], plugins=[check]) == pytest.ExitCode.INTERNAL_ERROR:
         raise SystemExit(1)  # pytest has shown it
-    console.print(table(mutants))
-    good = report(mutants, console, complete=not arguments.only)
+    console.print(table(mutants, by_package=wires))
+    good = report(mutants, console, 1.0 if record else GOAL)
+    if gone := [] if arguments.only else wiring.gone(record, [(mutant.function, mutant.change) for mutant in mutants]):
+        console.print(f"[yellow]the record names {len(gone)} changes of lines that the code has no more; see --record")
+        good = good and len(gone) <= MOST_GONE * len(record)
+    if arguments.record:
+        wiring.write({wiring.key(mutant.function, mutant.change): mutant.test for mutant in mutants})
+        good = True
     console.print(f"{len(check.tests)} tests, {time.perf_counter() - started:.0f} s")
     raise SystemExit(0 if good else 1)
+
+
+def lists(works: Sequence[Callable[[], list[Any]]]) -> list[Any]:
+    """The entries of the lists that processes return.
+
+    Raises:
+        RuntimeError: one of them ended without.
+    """
+    answers = forked(works, LONGEST_S)
+    if failed := [answer for answer in answers if isinstance(answer, str)]:
+        raise RuntimeError(failed[0])
+    return [entry for answer in answers for entry in answer]
 
 
 def reached(modules: Iterable[str]) -> dict[str, FunctionType]:
@@ -162,6 +241,11 @@ def reached(modules: Iterable[str]) -> dict[str, FunctionType]:
     return found
 
 
+def every(functions: dict[str, FunctionType]) -> list[tuple[str, Change]]:
+    """All changes of functions."""
+    return [(name, change) for name, function in functions.items() for change in changes_of(function)]
+
+
 def functions_in(things: Iterable[Any]) -> list[FunctionType]:
     """The functions among some things, also those behind a decorator and those in a dictionary."""
     found = []
@@ -176,78 +260,57 @@ def is_formula(function: FunctionType) -> bool:
     return any(kind in (Tensor, TensorDict) for kind in function.__annotations__.values())
 
 
-def changes_of(function: FunctionType) -> list[Change]:
-    """Every change of a function."""
-    return changes(Path(function.__code__.co_filename).read_text(), function.__qualname__)
-
-
-def baseline(items: list[pytest.Item], functions: dict[str, FunctionType]) -> list[tuple[str, float, set[str], bool]]:
+def baseline(items: list[pytest.Item], functions: dict[str, FunctionType]) -> list[tuple[str, float, list[str], bool]]:
     """Of every test: its id, its seconds, the functions that it calls, and whether it passes."""
-    names = {id(function.__code__): name for name, function in functions.items()}
+    silence()
     calls: set[str] = set()
-
-    def trace(frame: FrameType, event: str, argument: Any) -> None:
-        if id(frame.f_code) in names:
-            calls.add(names[id(frame.f_code)])
-
-    threading.settrace(trace)
+    for name, function in functions.items():
+        function.__globals__["_called"] = calls.add
+        function.__code__ = preceded(function, f"_called({name!r})")
     found = []
     for number, item in enumerate(items):
         calls.clear()
-        sys.settrace(trace)
         started = time.perf_counter()
         reports = runtestprotocol(item, log=False, nextitem=next(iter(items[number + 1 :]), None))
         seconds = time.perf_counter() - started
-        sys.settrace(None)
-        found.append((item.nodeid, seconds, set(calls), not any(report.failed for report in reports)))
+        found.append((item.nodeid, seconds, sorted(calls), not any(report.failed for report in reports)))
     return found
 
 
 def first_failure(items: list[pytest.Item]) -> str | None:
     """Runs tests until one fails; its id and its error."""
+    silence()
     for number, item in enumerate(items):
         for report in runtestprotocol(item, log=False, nextitem=next(iter(items[number + 1 :]), None)):
             if report.failed:
-                return f"{item.nodeid}: {str(report.longrepr).splitlines()[-1]}"
+                with suppress(Exception):  # the change may well break what ends the module, too
+                    item.session._setupstate.teardown_exact(None)
+                return f"{item.nodeid}{FAILS}{str(report.longrepr).splitlines()[-1]}"
     return None
 
 
-def forked(work: Callable[[], Any], seconds: float) -> Any:
-    """What `work` returns in a process of its own, or a sentence on the signal that ended it.
-
-    Raises:
-        RuntimeError: `work` raised.
-    """
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        silence = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):
-            os.dup2(silence, stream)
-        signal.setitimer(signal.ITIMER_REAL, seconds)  # its signal ends the process
-        try:
-            with os.fdopen(writer, "wb") as pipe:
-                pickle.dump(work(), pipe)
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as pipe:
-        answer = pipe.read()
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        return f"the process ended by {signal.Signals(os.WTERMSIG(status)).name} within {seconds:.0f} s"
-    if not answer:
-        raise RuntimeError("the process ended without an answer")
-    return pickle.loads(answer)
+def chosen(tests: list[Test]) -> list[Test]:
+    """Tests of at most `MOST_S` seconds, the fastest first; of each file as many as of another, if it has them."""
+    ranks: Counter[Path] = Counter()
+    ranked = []
+    for test in sorted(tests, key=lambda test: test.seconds):
+        ranks[test.item.path] += 1
+        ranked.append((ranks[test.item.path], test.seconds, test))
+    ranked.sort(key=lambda entry: entry[:2])
+    sums = accumulate(seconds for _, seconds, _ in ranked)
+    kept = [test for (_, _, test), total in zip(ranked, sums, strict=True) if total <= MOST_S]
+    return sorted(kept, key=lambda test: test.seconds)
 
 
-def table(mutants: list[Mutant]) -> Table:
-    """The counts of every function."""
+def table(mutants: list[Mutant], by_package: bool) -> Table:
+    """The counts of every function, or of every package."""
     shown = Table(title="changes that a test notices")
-    for title in ("function", "changes", "noticed", "survived", "equivalent"):
-        shown.add_column(title, justify="left" if title == "function" else "right", overflow="fold")
-    for name in dict.fromkeys(mutant.function for mutant in mutants):
-        found = Counter(outcome(mutant) for mutant in mutants if mutant.function == name)
+    rows: dict[str, Counter[str]] = defaultdict(Counter)
+    for mutant in mutants:
+        rows[mutant.function.partition(".")[0] if by_package else mutant.function][outcome(mutant)] += 1
+    for title in ("package" if by_package else "function", "changes", "noticed", "survived", "equivalent"):
+        shown.add_column(title, justify="right" if shown.columns else "left", overflow="fold")
+    for name, found in rows.items():
         kinds = [str(found[kind] or "") for kind in ("noticed", "survived", "equivalent")]
         shown.add_row(name, str(found.total()), *kinds)
     return shown
@@ -258,7 +321,7 @@ def outcome(mutant: Mutant) -> str:
     return "noticed" if mutant.noticed else "equivalent" if mutant.reason else "survived"
 
 
-def report(mutants: list[Mutant], console: Console, complete: bool) -> bool:
+def report(mutants: list[Mutant], console: Console, goal: float) -> bool:
     """Prints the survivors and the share; whether it is enough and the list of equivalents is true."""
     for mutant in mutants:
         if outcome(mutant) == "survived":
@@ -267,7 +330,7 @@ def report(mutants: list[Mutant], console: Console, complete: bool) -> bool:
             for color, mark, text in (("red", "-", change.removed), ("green", "+", change.added)):
                 for line in text.splitlines():
                     console.print(f"[{color}]{mark} {escape(line)}", highlight=False)
-    wrong = untrue(mutants, complete)
+    wrong = untrue(mutants)
     for sentence in wrong:
         console.print(f"[red]listed as equivalent:[/] {escape(sentence)}", highlight=False)
     counts = Counter(outcome(mutant) for mutant in mutants)
@@ -279,18 +342,17 @@ def report(mutants: list[Mutant], console: Console, complete: bool) -> bool:
         f"that is no failed assertion); {counts['equivalent']} more change nothing",
         highlight=False,
     )
-    return share >= GOAL and not wrong
+    return share >= goal and not wrong
 
 
-def untrue(mutants: list[Mutant], complete: bool) -> list[str]:
-    """What is wrong with the list of equivalents; with all functions at hand, also what it lists in vain."""
+def untrue(mutants: list[Mutant]) -> list[str]:
+    """What is wrong with the list of equivalents: a test notices one, or the function has no such change."""
     listed = {(mutant.function, mutant.change.added): mutant for mutant in mutants}
     found = [
         f"{key} is noticed by {listed[key].noticed}" for key in EQUIVALENT if key in listed and listed[key].noticed
     ]
     functions = {mutant.function for mutant in mutants}
-    vain = [key for key in EQUIVALENT if complete and key[0] in functions and key not in listed]
-    return found + [f"{key} is no change" for key in vain]
+    return found + [f"{key} is no change" for key in EQUIVALENT if key[0] in functions and key not in listed]
 
 
 if __name__ == "__main__":

@@ -43,7 +43,6 @@ ALLOWED: dict[str, dict[str, str]] = {
         "rft/data/rows/packages/child.py: pickle.loads": "of a child process, in a folder of the user alone",
         "rft/distributed.py: pickle.loads": "between the ranks of a run, which unpickle each other's objects anyway",
         "rft/reward/sandbox/workers/worker.py: pickle.loads": "in the sandbox, from the run",
-        "scripts/mutate.py: pickle.loads": "of a child process",
     },
     "modalities": {
         "rft.report.page: image": "a property of CSS",

@@ -1,10 +1,11 @@
-"""The fixed list of changes that `mutate.py` makes to a function, one at a time."""
+"""The fixed lists of changes that `mutate.py` makes to a function, one at a time."""
 
 import ast
 import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import CodeType
+from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
 SWAPPED_SIGNS: dict[type, type] = {ast.Add: ast.Sub, ast.Sub: ast.Add}
@@ -49,7 +50,7 @@ class Change:
     """One changed function.
 
     Attributes:
-        operator: which of `OPERATORS` made it.
+        operator: the name of the function that made it.
         line: of the source file.
         removed, added: the lines that differ, as `ast.unparse` writes them.
         code: what takes the place of the function's `__code__`.
@@ -70,7 +71,7 @@ def sign(node: ast.AST) -> Iterator[ast.AST]:
         yield from _other(node, SWAPPED_SIGNS)
     elif isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple | ast.Dict):
         parts = list(node.value.elts if isinstance(node.value, ast.Tuple) else node.value.values)
-        parts[0] = ast.UnaryOp(ast.USub(), parts[0])
+        parts[:1] = [ast.UnaryOp(ast.USub(), part) for part in parts[:1]]
         yield ast.Return(
             ast.Tuple(parts, ast.Load()) if isinstance(node.value, ast.Tuple) else ast.Dict(node.value.keys, parts)
         )
@@ -168,7 +169,29 @@ def bound(node: ast.AST) -> Iterator[ast.AST]:
         yield node.args[0] if function else node.func.value
 
 
-OPERATORS: tuple[Callable[[ast.AST], Iterator[ast.AST]], ...] = (
+def effect(node: ast.AST) -> Iterator[ast.AST]:
+    """Drops a call that stands alone, and an assignment to an attribute or to an entry."""
+    alone = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call | ast.Await)
+    entry = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute | ast.Subscript)
+    if (alone or entry) and not ast.unparse(node).startswith("logging."):
+        yield ast.Pass()
+
+
+def option(node: ast.AST) -> Iterator[ast.AST]:
+    """Drops a keyword of a call."""
+    if isinstance(node, ast.Call):
+        for dropped in node.keywords:
+            yield ast.Call(node.func, node.args, [keyword for keyword in node.keywords if keyword is not dropped])
+
+
+def branch(node: ast.AST) -> Iterator[ast.AST]:
+    """Takes the other arm of an `if`; `comparison` and `logic` do so where its test is one of theirs."""
+    if isinstance(node, ast.If | ast.IfExp) and not isinstance(node.test, ast.Compare | ast.UnaryOp):
+        yield type(node)(ast.UnaryOp(ast.Not(), node.test), node.body, node.orelse)  # type: ignore[arg-type]
+
+
+Operators = tuple[Callable[[ast.AST], Iterator[ast.AST]], ...]
+OPERATORS: Operators = (
     sign,
     product,
     detach,
@@ -181,27 +204,42 @@ OPERATORS: tuple[Callable[[ast.AST], Iterator[ast.AST]], ...] = (
     mean_sum,
     bound,
 )
+WIRING: Operators = (sign, product, comparison, logic, constant, effect, option, branch)
 
 
-def changes(source: str, name: str) -> list[Change]:
-    """Every change of a function, in the file's order.
+def definition(source: str, name: str) -> Any:
+    """The function of a module, or None.
 
     Args:
-        source: of its module.
-        name: as its `__qualname__` has it.
+        source: of the module.
+        name: as the function's `__qualname__` has it.
     """
     tree: Any = ast.parse(source)
     for part in name.split("."):
-        tree = next(
-            node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == part
-        )
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        body = [] if tree is None else tree.body
+        tree = next((node for node in body if isinstance(node, kinds) and node.name == part), None)
+    return tree
+
+
+def preceded(function: FunctionType, statement: str) -> CodeType:
+    """The code of a function, after a statement."""
+    tree = definition(Path(function.__code__.co_filename).read_text(), function.__qualname__)
+    tree.decorator_list = []
+    tree.body[:0] = ast.parse(statement).body
+    return _code(tree)
+
+
+def changes(source: str, name: str, operators: Operators = OPERATORS) -> list[Change]:
+    """Every change of a function, in the file's order; `source` and `name` as for `definition`."""
+    tree = definition(source, name)
     tree.decorator_list = []
     known = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     known |= {argument.arg for argument in ast.walk(tree) if isinstance(argument, ast.arg)}
     lines = ast.unparse(tree).splitlines()
     found: dict[tuple[str, ...], Change] = {}
     for node, put in _sites(tree):
-        for operator in OPERATORS:
+        for operator in operators:
             for other in operator(node):
                 if operator is sides and isinstance(other, ast.Name) and other.id not in known:
                     continue
@@ -215,7 +253,12 @@ def changes(source: str, name: str) -> list[Change]:
     return list(found.values())
 
 
-def _sites(tree: ast.FunctionDef) -> list[tuple[ast.AST, Callable[[ast.AST], None]]]:
+def changes_of(function: FunctionType, operators: Operators = OPERATORS) -> list[Change]:
+    """Every change of a function."""
+    return changes(Path(function.__code__.co_filename).read_text(), function.__qualname__, operators)
+
+
+def _sites(tree: ast.AST) -> list[tuple[ast.AST, Callable[[ast.AST], None]]]:
     """Every node of the body where a change may be made, with what puts another node in its place."""
     found: list[tuple[ast.AST, Callable[[ast.AST], None]]] = []
 
@@ -269,7 +312,7 @@ def _difference(before: list[str], after: list[str]) -> tuple[str, str]:
     return tuple("\n".join(line[2:].strip() for line in marked if line[0] == mark) for mark in "-+")  # type: ignore
 
 
-def _code(tree: ast.FunctionDef) -> CodeType:
+def _code(tree: ast.FunctionDef | ast.AsyncFunctionDef) -> CodeType:
     module = ast.Module([tree], [])
     code = compile(ast.fix_missing_locations(module), f"<{tree.name}, changed>", "exec")
     return next(part for part in code.co_consts if isinstance(part, CodeType) and part.co_name == tree.name)
