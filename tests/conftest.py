@@ -290,7 +290,7 @@ def tiny(resolved, sized, tmp_path):
 @pytest.fixture(scope="session")
 def torchrun(tmp_path_factory):
     """Runs a script on two ranks of this machine, or more, on the CPU; fails with what they printed."""
-    from tests.forked_ranks import run_on_ranks
+    from tests.ranks.forked import run_on_ranks
 
     def run(script: Path, *arguments: object, ranks: int = 2) -> None:
         log = tmp_path_factory.mktemp("ranks") / "log"

@@ -50,7 +50,7 @@ def test_cuda_without_a_device_is_refused_with_the_cure(monkeypatch):
 
 
 def test_two_processes(torchrun, tmp_path):
-    torchrun(Path(__file__).parent / "collectives_on_ranks.py", tmp_path)
+    torchrun(Path(__file__).parent / "ranks" / "collectives.py", tmp_path)
     ranks = torch.load(tmp_path / "found.pt")
     for rank, found in enumerate(ranks):
         assert found.pop("travelled") < 2000, "what stays does not travel"
