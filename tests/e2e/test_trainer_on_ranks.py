@@ -1,4 +1,4 @@
-"""Two processes do what one does: the main program under torchrun, on every kind of source."""
+"""Two processes do what one does, on every kind of source; the main program under torchrun does too."""
 
 import json
 import os
@@ -32,11 +32,26 @@ def launch(sized, tmp_path_factory):
     return run
 
 
+def config_of(tiny, folder, *overrides):
+    return tiny("strategy.device=cpu", *overrides) | {"output_dir": str(folder)}
+
+
 def alone(tiny, folder, *overrides):
-    config = tiny("strategy.device=cpu", *overrides)
-    config["output_dir"] = str(folder)
-    Job(config).fit("")
+    Job(config_of(tiny, folder, *overrides)).fit("")
     return folder
+
+
+@pytest.fixture
+def on_two_ranks(tiny, torchrun, tmp_path):
+    """Runs a config on two ranks; returns the run folder."""
+
+    def run(*overrides):
+        folder, file = tmp_path / "two", tmp_path / "configs.json"
+        file.write_text(json.dumps([config_of(tiny, folder, *overrides)]))
+        torchrun(Path(__file__).parent / "runs_on_ranks.py", file)
+        return folder
+
+    return run
 
 
 @pytest.mark.slow
@@ -72,9 +87,9 @@ def sampled(run, step):
         ("algorithm=rloo", "algorithm/shaping=[cosine_length,kimi_length,running_norm]", "algorithm.advantage_clip=1"),
     ],
 )
-def test_two_processes_sample_what_one_samples(overrides, tiny, launch, tmp_path):
+def test_two_processes_sample_what_one_samples(overrides, tiny, on_two_ranks, tmp_path):
     given = ("steps=3", "warmup=none", "trajectories.every=1", "batch.minibatches=2", *overrides)
-    one, two = alone(tiny, tmp_path / "one", *given), launch(*given)
+    one, two = alone(tiny, tmp_path / "one", *given), on_two_ranks(*given)
     theirs, ours = numbers(one), numbers(two)
     assert [row["step"] for row in ours] == [0, 1, 2, 3]
     assert ours[1].keys() == theirs[1].keys()
