@@ -19,6 +19,7 @@ record run first, and the others only if something is left that those do not not
 import argparse
 import inspect
 import os
+import signal
 import sys
 import time
 from collections import Counter, defaultdict
@@ -28,7 +29,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any
 
 import pytest
@@ -73,6 +74,11 @@ class Test:
     item: pytest.Item
     seconds: float
     calls: list[str]
+
+    @property
+    def limit(self) -> float:
+        """Seconds after which it hangs."""
+        return 20 + 5 * self.seconds
 
 
 @dataclass
@@ -156,13 +162,13 @@ class Check:
 
         def changed(mutant: Mutant, concerned: list[Test]) -> str | None:
             self.functions[mutant.function].__code__ = mutant.change.code
-            return first_failure([test.item for test in concerned])
+            return first_failure(concerned)
 
         found = []
         for place in track(places, "mutants", console=self.console, transient=True):
             mutant = mutants[place]
             concerned = chosen([test for test in tests if mutant.function in test.calls])
-            limit = 30 + 5 * sum(test.seconds for test in concerned)
+            limit = 60 + 5 * sum(test.seconds for test in concerned)
             (noticed,) = forked([partial(changed, mutant, concerned)], limit)
             if noticed and mutant.reason:  # a test may fail once on a machine with much else to do
                 (noticed,) = forked([partial(changed, mutant, concerned)], limit)
@@ -287,16 +293,24 @@ def baseline(items: list[pytest.Item], functions: dict[str, FunctionType]) -> li
     return found
 
 
-def first_failure(items: list[pytest.Item]) -> str | None:
-    """Runs tests until one fails; its id and its error."""
+def first_failure(tests: list[Test]) -> str | None:
+    """Runs tests until one fails, or takes far longer than it did; its id and its error."""
     silence()
-    for number, item in enumerate(items):
+    signal.signal(signal.SIGALRM, late)
+    items = [test.item for test in tests]
+    for number, (test, item) in enumerate(zip(tests, items, strict=True)):
+        signal.setitimer(signal.ITIMER_REAL, test.limit)
         for report in runtestprotocol(item, log=False, nextitem=next(iter(items[number + 1 :]), None)):
             if report.failed:
                 with suppress(Exception):  # the change may well break what ends the module, too
                     item.session._setupstate.teardown_exact(None)
                 return f"{item.nodeid}{FAILS}{str(report.longrepr).splitlines()[-1]}"
     return None
+
+
+def late(signal_number: int, frame: FrameType | None) -> None:
+    """Ends a test that waits, or does not stop."""
+    raise TimeoutError
 
 
 def chosen(tests: list[Test]) -> list[Test]:

@@ -230,6 +230,24 @@ def test_the_fastest_tests_and_some_of_every_file_are_chosen(monkeypatch):
     assert [test.item.nodeid for test in chosen(tests)] == ["a1", "a2", "a3", "b5"]  # 1 + 2 + 3, and 1 + 5
 
 
+def test_a_test_that_waits_for_good_has_noticed_the_change(tmp_path, monkeypatch):
+    monkeypatch.setattr(mutate.Test, "limit", 0.5)
+    monkeypatch.setattr(wiring, "functions", lambda: {"train.folder.resume.describe_changes": resume.describe_changes})
+    monkeypatch.setattr(wiring, "RECORD", tmp_path / "record.json")
+    test = tmp_path / "test_waits.py"
+    test.write_text(
+        "import time\n"
+        "from rft.train.folder.resume import describe_changes\n"
+        "def test_waits():\n"
+        "    while 'other' not in describe_changes([('a', 1, 2)] * 5):\n"
+        "        time.sleep(0.1)\n"
+    )
+    status, output = run("--kind", "wiring", "--record", "--tests", test)
+    assert status == 0 and "1 of 1 changes are noticed" in output
+    (noticed,) = wiring.read().values()
+    assert noticed.endswith("test_waits.py::test_waits")
+
+
 def test_what_processes_return_and_how_they_end(tmp_path):
     started = tmp_path / "pid"
 
