@@ -78,12 +78,15 @@ table() {
 
 end_all() {
   trap '' HUP INT TERM
-  local groups signal group
+  local groups group
   groups=$(jobs -rp)
-  for signal in ${groups:+TERM KILL}; do
-    for group in $groups; do kill -s $signal -- "-$group" 2> /dev/null || true; done
-    [ $signal = KILL ] || sleep 1  # until pytest has ended the servers of its tests
+  for group in $groups; do kill -s TERM -- "-$group" 2> /dev/null || true; done
+  for _ in {1..100}; do  # pytest ends the servers of its tests
+    [ -n "$(jobs -rp)" ] || break
+    sleep 0.1
   done
+  for group in $groups; do kill -s KILL -- "-$group" 2> /dev/null || true; done
+  wait 2> /dev/null || true  # here bash tells of those that were killed
   table
   rm -rf "$work"
 }

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 STEPS = Path(__file__).resolve().parents[3] / ".ci" / "steps.sh"
+AWAIT = "await_file"  # a function that waits for a file, by which a step knows that another one has begun
 
 
 @pytest.fixture
@@ -16,6 +17,7 @@ def script(tmp_path):
     def start(text):
         (tmp_path / "work").mkdir()
         head = f"set -euo pipefail\nwork={tmp_path}/work\n. {STEPS}\n"
+        head += f"{AWAIT}() {{ until [ -e $1 ]; do sleep 0.02; done; }}\n"
         process = subprocess.Popen(
             ["bash", "-c", head + text], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -47,8 +49,10 @@ def test_steps_in_the_background_print_when_they_are_collected(script, tmp_path)
 
 @pytest.mark.parametrize("kind", ["step", "start"])
 def test_a_step_that_fails_is_named_and_ends_the_others(script, tmp_path, kind):
-    broken = "broken() { echo said; false; echo not reached; }"
-    status, text, table = ended(script(f"{broken}\n{kind} broken broken\nstart long sleep 1000\nfinish\necho later"))
+    first = f"{AWAIT} {tmp_path}/begun" if kind == "start" else "true"  # a step that fails ends before others start
+    broken = f"broken() {{ {first}; echo said; false; echo not reached; }}"
+    long = f"bash -c 'touch {tmp_path}/begun; sleep 1000'"
+    status, text, table = ended(script(f"{broken}\n{kind} broken broken\nstart long {long}\nfinish\necho later"))
     assert status == 1
     assert text.endswith("\nsaid\n\n=== FAILED: broken\n\n")
     assert (
@@ -68,14 +72,18 @@ def test_a_step_that_is_killed_has_failed(script):
 
 
 def test_two_steps_in_the_background_run_at_a_time(script, tmp_path):
-    alone = f"alone() {{ sleep 0.3; [ ! -e {tmp_path}/third ]; }}"
-    status, _, table = ended(script(f"{alone}\nstart a alone\nstart b alone\nstart c touch {tmp_path}/third\nfinish"))
+    begun, done, third = (tmp_path / name for name in ("begun", "done", "third"))
+    functions = f"a() {{ {AWAIT} {begun}; sleep 0.3; [ ! -e {third} ]; touch {done}; }}\n"
+    functions += f"b() {{ touch {begun}; {AWAIT} {done}; }}\n"
+    status, _, table = ended(script(f"{functions}start a a\nstart b b\nstart c touch {third}\nfinish"))
     assert status == 0 and list(table) == ["a", "b", "c", "the whole"]
     assert (tmp_path / "third").exists()
 
 
 def test_a_script_that_is_stopped_ends_its_steps_and_leaves_no_folder(script, tmp_path):
-    process = script("start back sleep 1000\nstep front bash -c 'echo begun; sleep 1000'")
+    back = f"bash -c 'touch {tmp_path}/begun; sleep 1000'"
+    front = f"front() {{ {AWAIT} {tmp_path}/begun; echo begun; sleep 1000; }}"
+    process = script(f"{front}\nstart back {back}\nstep front front")
     assert "begun\n" in process.stdout  # reads until it begins
     process.terminate()
     status, _, table = ended(process)
