@@ -60,6 +60,7 @@ WITHOUT_WARMUP = (
     "distill", "generative_reward_model", "gkd", "pretrain", "process_reward_model", "reward_model", "sft"
 )  # fmt: skip
 TINY_WARMUP = ("warmup.steps=2", "warmup.rows=8")
+SOON_S = 60.0  # what waits for nothing ends within it on the busiest machine; what waits in vain takes longer
 RUN = "/where/the/run/is"  # where a tiny run is put while its config is composed, so that the same is composed once
 
 

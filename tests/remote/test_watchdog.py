@@ -14,6 +14,7 @@ import pytest
 import rft
 from rft.distributed import PeerError, start
 from rft.remote.watchdog import Watchdog, from_collective, lost_connection, stack_of, where
+from tests.conftest import SOON_S
 
 SCRIPT = Path(__file__).parent / "watchdog_on_ranks.py"
 
@@ -34,7 +35,7 @@ def run_ranks(kind, ranks, dead_after, timeout=60, folder=""):
     ]
     began = time.monotonic()
     try:
-        others = [process.communicate(timeout=90)[1] for process in processes[:1] + processes[2:]]
+        others = [process.communicate(timeout=5 * SOON_S)[1] for process in processes[:1] + processes[2:]]
         seconds = time.monotonic() - began
     finally:
         processes[1].kill()
@@ -53,7 +54,7 @@ def run_ranks(kind, ranks, dead_after, timeout=60, folder=""):
 )
 def test_the_others_end_and_name_the_rank_and_the_collective(kind, ranks, dead_after, text):
     codes, said, seconds = run_ranks(kind, ranks, dead_after)
-    assert codes == [1] * (ranks - 1) and seconds < 85  # processes start slowly beside others
+    assert codes == [1] * (ranks - 1) and seconds < 3 * SOON_S  # three processes start
     for rank, stderr in zip([0, 2], said, strict=False):
         expected = f"rank 1 failed first: {text}; rank {rank} waited in `gather` of main (watchdog_on_ranks.py:"
         assert expected in stderr, stderr
@@ -62,7 +63,7 @@ def test_the_others_end_and_name_the_rank_and_the_collective(kind, ranks, dead_a
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_named_with_its_place_after_the_long_timeout():
     codes, said, seconds = run_ranks("hang", 2, dead_after=60, timeout=5)
-    assert codes == [1] and 5 < seconds < 60
+    assert codes == [1] and 5 < seconds < 2 * SOON_S
     place = r"`gather` of main \(watchdog_on_ranks\.py:\d+\)"
     assert re.search(
         rf"rank 1 failed first: rank 0 waited \d+ s in {place} for rank 1, which is at hang "
@@ -82,7 +83,7 @@ def test_a_rank_that_hangs_is_named_with_its_place_after_the_long_timeout():
 def test_a_rank_that_hangs_in_work_that_needs_all_ranks_is_named(kind, place, tmp_path):
     """No collective of World waits: those of a sharded model are within torch, those of a checkpoint in a thread."""
     codes, said, seconds = run_ranks(kind, 2, dead_after=60, timeout=5, folder=tmp_path)
-    assert codes == [1] and 5 < seconds < 60
+    assert codes == [1] and 5 < seconds < 2 * SOON_S
     expected = rf"rank 1 failed first: rank 0 waited \d+ s in {place} for rank 1, which is at hang \(watchdog_on_ranks"
     assert re.search(expected, said[0]), said[0]
     if kind == "checkpoint":

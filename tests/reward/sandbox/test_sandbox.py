@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from rft.reward.sandbox.sandbox import LAYERS, Sandbox
+from tests.conftest import SOON_S
 from tests.reward.sandbox.isolated import LIMITS, none_left, options
 from tests.reward.sandbox.test_sandbox_attacks import start
 
@@ -71,9 +72,9 @@ def test_output_up_to_the_limit_is_whole_and_one_byte_more_is_cut(sandbox):
 
 def test_time_counts_from_the_start_of_the_program(sandbox):
     outcome = sandbox.run("import time\ntime.sleep(0.5)", "", replace(LIMITS, seconds=5.0))
-    assert outcome.status == "ok" and 0.5 <= outcome.seconds < 4.0
-    outcome = sandbox.run("import time\nprint(1, flush=True)\ntime.sleep(60)", "", replace(LIMITS, seconds=0.5))
-    assert (outcome.status, outcome.stdout) == ("timeout", "1\n") and 0.5 <= outcome.seconds < 4.0
+    assert outcome.status == "ok" and outcome.seconds >= 0.5
+    outcome = sandbox.run("import time\nprint(1, flush=True)\ntime.sleep(300)", "", replace(LIMITS, seconds=0.5))
+    assert (outcome.status, outcome.stdout) == ("timeout", "1\n") and 0.5 <= outcome.seconds < SOON_S
 
 
 def test_the_cpu_limit_counts_processor_time(sandbox):

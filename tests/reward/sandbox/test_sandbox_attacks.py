@@ -14,6 +14,7 @@ import pytest
 
 import rft
 from rft.reward.sandbox.sandbox import LAYERS, Sandbox
+from tests.conftest import SOON_S
 from tests.reward.sandbox.attacks import EXHAUST, HELD, OUTLIVE, source
 from tests.reward.sandbox.isolated import LIMITS, alive, kill, left, none_left, options, processes
 
@@ -66,7 +67,7 @@ def test_a_program_that_exhausts_a_resource_is_ended(name, sandbox):
     limits = replace(LIMITS, seconds=0.6) if "timeout" in statuses else patient
     outcome = sandbox.run(program, "", limits)
     assert outcome.status in statuses, outcome
-    assert outcome.seconds < limits.seconds + 3.0
+    assert outcome.seconds < limits.seconds + SOON_S
     assert len(outcome.stdout) <= 64 * 1024 and len(outcome.stderr) <= 64 * 1024
     assert none_left(sandbox._server.pid)
     assert sandbox.run("print(1)", "").stdout == "1\n"

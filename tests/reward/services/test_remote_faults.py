@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from tests.conftest import SOON_S
 from tests.reward.services.scripted_server import LIES, ScriptedServer, right
 from tests.reward.services.test_remote import remote
 
@@ -64,15 +65,15 @@ def run(responses, rows_per_request, honest, **call):
 
 def test_one_honest_server_is_enough_for_nearly_every_score():
     unscored, seconds = run(4000, 20, True, concurrency=8, deadline_s=0.5, tries=3)
-    assert len(unscored) <= 400 and seconds < 30
+    assert len(unscored) <= 400 and seconds < 2 * SOON_S
 
 
 def test_without_an_honest_server_nearly_nothing_has_a_score():
     unscored, seconds = run(2000, 20, False, concurrency=8, deadline_s=0.5, tries=2)
-    assert len(unscored) >= 1500 and len(set(unscored.values())) >= 2 and seconds < 30
+    assert len(unscored) >= 1500 and len(set(unscored.values())) >= 2 and seconds < 2 * SOON_S
 
 
 @pytest.mark.slow
 def test_a_hundred_thousand_responses_get_no_invented_score():
     unscored, seconds = run(100_000, 50, True, concurrency=16, deadline_s=1.0, tries=3)
-    assert len(unscored) <= 5000 and seconds < 120
+    assert len(unscored) <= 5000 and seconds < 8 * SOON_S

@@ -13,6 +13,7 @@ from rft.registry import convert
 from rft.remote.server_process import free_port
 from rft.rollout.engine.expanded import OtherPrompt
 from rft.rollout.server.options import Servers
+from tests.conftest import SOON_S
 from tests.families import family
 from tests.rollout.server.fake_server import FakeServer
 from tests.rollout.server.scripted import ASK, OPTIONS, SAMPLING, Announced, requests, right, said, weights
@@ -106,7 +107,7 @@ def test_a_server_that_always_fails_is_named_within_a_deadline(fakes, engine, fa
     begun = time.monotonic()
     with pytest.raises(OSError, match=rf"rank 0 gives up on 4 samples after 2 .*server 0 \({server.address}\)"):
         samples.generate(requests(1), SAMPLING)
-    assert time.monotonic() - begun < 4
+    assert time.monotonic() - begun < SOON_S
 
 
 def test_a_wait_for_servers_that_are_gone_ends_with_their_names(kind, fakes, engine):

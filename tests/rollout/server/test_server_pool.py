@@ -12,6 +12,7 @@ import pytest
 
 from rft.distributed import start
 from rft.rollout.server.vllm import VLLMApi
+from tests.conftest import SOON_S
 from tests.remote.test_process_supervisor import await_that, lives
 from tests.rollout.server import fake_server
 from tests.rollout.server.scripted import SAMPLING, Announced, make_engine, requests, right, said, weights
@@ -125,7 +126,7 @@ def test_a_server_that_ends_at_once_is_an_error_with_its_last_words(launch, tmp_
         OSError, match=rf"(?s)server . \(127.*\) ended with status 1; the end of {log}/.\.log:\nno such device"
     ):
         samples.update_weights(0, weights(0).items())
-    assert time.monotonic() - begun < 10, "no deadline is waited for"
+    assert time.monotonic() - begun < SOON_S, "no deadline is waited for"
 
 
 def test_an_interpreter_that_is_not_there_is_named(launch):
@@ -135,7 +136,7 @@ def test_an_interpreter_that_is_not_there_is_named(launch):
 
 
 def test_an_interrupted_run_leaves_no_work_behind(launch, tmp_path):
-    samples = launch("--seconds", "5", count=1)
+    samples = launch("--seconds", "300", count=1)
     samples.update_weights(0, weights(0).items())
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what a script runs in the background
     threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
@@ -143,7 +144,7 @@ def test_an_interrupted_run_leaves_no_work_behind(launch, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         samples.generate(requests(), SAMPLING)
     signal.signal(signal.SIGINT, before)
-    assert time.monotonic() - begun < 4
+    assert time.monotonic() - begun < SOON_S
 
 
 def test_servers_of_its_own_are_refused_where_the_run_is_on_several_machines(launch, monkeypatch):

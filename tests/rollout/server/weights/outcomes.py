@@ -2,10 +2,10 @@
 
 import time
 
+from tests.conftest import SOON_S
 from tests.rollout.server.scripted import SAMPLING, requests, right, said, weights
 
 OWN = "vLLM's own"  # a transport of tests: group, with vLLM's own weight transfer
-BOUND = 6.0  # seconds that an outcome may take here; deadlines are far below
 
 
 def outcome(samples, version, tensors=None):
@@ -17,7 +17,7 @@ def outcome(samples, version, tensors=None):
     except OSError as error:
         return str(error)
     finally:
-        assert time.monotonic() - begun < BOUND
+        assert time.monotonic() - begun < SOON_S
 
 
 def committed(samples, version):

@@ -13,11 +13,12 @@ import torch
 from rft.rollout.server.remote import rft_receiver
 from rft.rollout.server.remote.rft_shared_memory import SharedMemory
 from rft.rollout.server.weights import buckets
+from tests.conftest import SOON_S
 from tests.rollout.server import fake_server
 from tests.rollout.server.fake_server import TRANSFER, FakeServer
 from tests.rollout.server.fake_workers import Workers
 from tests.rollout.server.real_servers import memory_of, until
-from tests.rollout.server.weights.outcomes import BOUND, OWN, committed, outcome
+from tests.rollout.server.weights.outcomes import OWN, committed, outcome
 
 MESSAGES = {
     "vllm": ["/collective_rpc rft_join", "/collective_rpc rft_receive"],
@@ -120,7 +121,7 @@ def test_a_message_of_a_group_that_fails_once(served, kind, transport, message, 
         calls, server.faults[message] = server.calls[message], [fault]
         assert outcome(samples, version) == "", f"{fault}: there is time to do it again"
         assert server.calls[message] > calls and committed(samples, version), fault
-    until(lambda: not memory_of(os.getpid()), BOUND)
+    until(lambda: not memory_of(os.getpid()), SOON_S)
 
 
 @pytest.mark.slow
@@ -157,7 +158,7 @@ def test_what_arrives_damaged_is_not_served(transport, served, monkeypatch):
 
 @pytest.mark.parametrize(("kind", "transport"), WAYS)
 def test_a_server_that_dies_while_weights_travel_is_left_behind(kind, transport, served, monkeypatch, caplog):
-    samples, [bad, _] = served(kind, 2, sync_s=5.0, retries=0, transport=transport)
+    samples, [bad, _] = served(kind, 2, sync_s=5 * SOON_S, retries=0, transport=transport)
     real = rft_receiver.broadcast
 
     def dies(group, tensor, *rest):
@@ -169,7 +170,7 @@ def test_a_server_that_dies_while_weights_travel_is_left_behind(kind, transport,
     begun = time.monotonic()
     with caplog.at_level(logging.WARNING):
         assert outcome(samples, 1) == ""
-    assert time.monotonic() - begun < 3 and any(bad.address in text for text in caplog.messages)
+    assert time.monotonic() - begun < SOON_S and any(bad.address in text for text in caplog.messages)
     assert committed(samples, 1)
 
 

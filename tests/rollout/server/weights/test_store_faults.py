@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rft.rollout.server.weights import store
+from tests.conftest import SOON_S
 from tests.rollout.server.fake_server import FakeServer
 from tests.rollout.server.real_servers import until
 from tests.rollout.server.scripted import ASK, SAMPLING, requests, right, said, weights
@@ -30,7 +31,6 @@ MESSAGES = {
 }
 EVERY = [(kind, message) for kind, messages in MESSAGES.items() for message in messages]
 FAULTS = ["drop", "lose", "twice", "late", "garbage", "no http", "cut", "corrupt", 503, 400, "never"]
-BOUND = 6.0  # seconds that an outcome may take here; deadlines are far below
 
 
 def committed(samples, version):
@@ -47,7 +47,7 @@ def outcome(samples, version):
     except OSError as error:
         return str(error)
     finally:
-        assert time.monotonic() - begun < BOUND
+        assert time.monotonic() - begun < SOON_S
 
 
 @pytest.mark.parametrize(("kind", "message"), EVERY)
@@ -156,7 +156,7 @@ def test_servers_that_refuse_later_weights_are_started_anew_once(fakes, engine, 
     if helps:
         assert outcome(samples, 2) == "" and committed(samples, 2)
         # The version counts as served once one server has it; the other one may be restarted after that.
-        until(lambda: samples._pool.current() == len(servers), BOUND)
+        until(lambda: samples._pool.current() == len(servers), SOON_S)
     assert [monitor.process.starts for monitor in samples._pool._monitors] == [1, 1]
 
 
