@@ -185,7 +185,7 @@ def option(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def branch(node: ast.AST) -> Iterator[ast.AST]:
-    """Takes the other arm of an `if`; `comparison` and `logic` do so where its test is one of theirs."""
+    """Takes the other arm of an `if`, unless `comparison` or `logic` changes its test."""
     if isinstance(node, ast.If | ast.IfExp) and not isinstance(node.test, ast.Compare | ast.UnaryOp):
         yield type(node)(ast.UnaryOp(ast.Not(), node.test), node.body, node.orelse)  # type: ignore[arg-type]
 

@@ -44,7 +44,7 @@ class TrainStage:
         return metrics.reduce(self.trainer.world.gather)
 
     def begin(self, algorithm):
-        """Begins the stage anew, with the first weights and another algorithm."""
+        """Restarts the stage with the first weights and another algorithm."""
         for key, state in self._initial.items():
             self.trainer.models[key].load_state_dict(state)
         self.trainer.step, self.stage = 0, replace(self.stage, algorithm=algorithm)

@@ -1,6 +1,6 @@
 """Scripts on several ranks, forked from a process that has imported torch, transformers and rft.
 
-torchrun and each of its ranks import them anew, which takes most of the time of a short script. Tests of torchrun
+torchrun and each of its ranks import them again, which takes most of the time of a short script. Tests of torchrun
 itself, and of whole runs on ranks, start it: search tests/ for `torch.distributed.run`.
 """
 
