@@ -2,7 +2,6 @@
 names the peer. Never does it hang, and never is a sample taken of other weights."""
 
 import logging
-import time
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from tests.conftest import SOON_S
 from tests.rollout.server.fake_server import FakeServer
 from tests.rollout.server.real_servers import until
 from tests.rollout.server.scripted import ASK, SAMPLING, requests, right, said, weights
+from tests.rollout.server.weights.outcomes import committed, outcome
 
 pytestmark = pytest.mark.slow
 
@@ -31,23 +31,6 @@ MESSAGES = {
 }
 EVERY = [(kind, message) for kind, messages in MESSAGES.items() for message in messages]
 FAULTS = ["drop", "lose", "twice", "late", "garbage", "no http", "cut", "corrupt", 503, 400, "never"]
-
-
-def committed(samples, version):
-    """Whether what is sampled now is of the version alone."""
-    return said(samples.generate(requests(2), SAMPLING)) == right(requests(2), version)
-
-
-def outcome(samples, version):
-    """What a sync comes to: empty where it is committed, else the error."""
-    begun = time.monotonic()
-    try:
-        samples.update_weights(version, weights(version).items())
-        return ""
-    except OSError as error:
-        return str(error)
-    finally:
-        assert time.monotonic() - begun < SOON_S
 
 
 @pytest.mark.parametrize(("kind", "message"), EVERY)
