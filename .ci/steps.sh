@@ -78,6 +78,7 @@ table() {
 
 end_all() {
   trap '' HUP INT TERM
+  set +m  # a signal may have come within `launch`: bash would tell of every process that ends
   local groups group
   groups=$(jobs -rp)
   for group in $groups; do kill -s TERM -- "-$group" 2> /dev/null || true; done
