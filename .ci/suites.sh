@@ -108,6 +108,11 @@ suite_torchvision() {  # in a folder: its wheel is of CUDA
   RFT_TORCHVISION_DIR="$work/folders/torchvision" pytest -n 0 -m slow tests/e2e/test_torchvision.py
 }
 
+suite_servers() {  # of vLLM and SGLang
+  pytest -n 0 -m suite tests/rollout/server/test_engine_media.py tests/rollout/server/test_vllm_lora.py \
+    tests/rollout/server/test_vllm_real_servers.py tests/modes/doctor/test_run_servers.py
+}
+
 suite_vllm() {  # in this process
   "$RFT_VLLM_PYTHON" -m pytest -m slow tests/rollout/engine/test_vllm.py tests/rollout/engine/test_vllm_lora.py \
     tests/modes/doctor/test_run.py tests/scripts/test_rollout_benchmark.py

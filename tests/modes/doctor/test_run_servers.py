@@ -7,6 +7,7 @@ from tests.rollout.server.real_servers import QUIET, interpreter
 
 
 @pytest.mark.slow
+@pytest.mark.suite
 def test_servers_are_sound(sized, tmp_path, monkeypatch):
     python = interpreter("sglang") or pytest.skip("RFT_SGLANG_PYTHON names no interpreter")
     for name, value in QUIET.items():

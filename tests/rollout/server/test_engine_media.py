@@ -59,6 +59,7 @@ def served(request, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.suite
 def test_servers_sample_from_prompts_with_media_as_transformers_computes_them(served):
     one, encode, engine = served
     how = Sampling(8, 1.0, 1.0, 0, 0.0, [], None)

@@ -50,6 +50,7 @@ def inodes(engine):
 
 
 @pytest.mark.slow
+@pytest.mark.suite
 def test_after_every_update_a_server_samples_what_the_policy_computes(engine):
     """Also behind a prompt whose keys and values the adapters before have left in the cache."""
     actor, before, base = policy(), None, None

@@ -228,6 +228,7 @@ def test_new_weights_are_served_and_old_prefixes_forgotten(engine, model, monkey
 
 
 @pytest.mark.slow
+@pytest.mark.suite
 def test_workers_without_the_receiver_get_weights_by_vllms_own_transfer(model, tmp_path, monkeypatch):
     for name, value in QUIET.items():
         monkeypatch.setenv(name, value)
@@ -271,6 +272,7 @@ def test_workers_without_the_receiver_get_weights_by_vllms_own_transfer(model, t
 
 
 @pytest.mark.slow
+@pytest.mark.suite
 def test_experts_are_those_of_the_last_update(tmp_path, monkeypatch):
     """vLLM itself packs experts for the CPU at the first load only."""
     for name, value in QUIET.items():
