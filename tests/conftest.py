@@ -13,19 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 
-import omegaconf.base
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.plugins import Plugins
 from omegaconf import DictConfig, OmegaConf
 
 import rft
+from tests.hydra_cache import read_once
 
 if "RFT_CACHE" not in os.environ:  # no test finds what another session has counted, and none writes to a home
     os.environ["RFT_CACHE"] = tempfile.mkdtemp(prefix="rft-cache-")
@@ -114,37 +111,9 @@ def composed_before(overrides: tuple[str, ...], name: str, read: frozenset[tuple
 
 
 @pytest.fixture(scope="session", autouse=True)
-def parsed_once():
-    """A yaml file of this package or of Hydra, and a text with interpolations, is parsed once a session.
-
-    Hydra imports the modules of its plugins twice, and composes with the classes of the second import, which its
-    registry has. A copy by pickle takes an eighth of the time of `copy.deepcopy`.
-    """
-    Plugins.instance()
-    pickles, create_map = {}, defaults_list._create_interpolation_map
-
-    def parsing_once(load):
-        def load_config(source, config_path):
-            if source.scheme() == "file" and source.path != str(CONFIG):
-                return load(source, config_path)
-            key = (source.provider, source.path, config_path)
-            if key not in pickles:
-                pickles[key] = pickle.dumps(load(source, config_path))
-            return pickle.loads(pickles[key])
-
-        return load_config
-
-    def create_needed_map(overrides, defaults, self_added):
-        """The names that interpolations of a defaults list may read; none of them where it has no interpolation."""
-        needed = any(default.is_interpolation() for default in defaults)
-        return create_map(overrides, defaults, self_added) if needed else OmegaConf.create()
-
+def configs_read_once():
     with pytest.MonkeyPatch.context() as patch:
-        for scheme in ("file", "pkg"):
-            kind = SourcesRegistry.instance().resolve(scheme)
-            patch.setattr(kind, "load_config", parsing_once(kind.load_config))
-        patch.setattr(defaults_list, "_create_interpolation_map", create_needed_map)
-        patch.setattr(omegaconf.base, "parse", functools.cache(omegaconf.base.parse))
+        read_once(patch, CONFIG)
         yield
 
 
