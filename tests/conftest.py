@@ -140,8 +140,9 @@ def log_handlers():
 
 
 @pytest.fixture(autouse=True)
-def overrides_forgotten():
-    """After the test, Hydra's record of a command line that ran in this process is gone."""
+def command_line_forgotten(monkeypatch):
+    """After the test, Hydra's record of a command line that ran in this process is gone, and the variable that it set."""
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     yield
     HydraConfig.instance().cfg = None
 

@@ -1,6 +1,7 @@
 """What tests share: parts of a run with the options of their yaml, small batches, an actor and its updates, runs."""
 
 import copy
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -117,9 +118,14 @@ ADAPTIVE = ("algorithm/reward_kl=kl_adaptive", "algorithm.reward_kl.coef.horizon
             "algorithm.terms.kl.coef.horizon=50")  # fmt: skip
 
 
+@functools.cache
+def _option_file(name: str) -> Any:
+    return OmegaConf.load(CONFIG / name)
+
+
 def yaml_options(file: str, **changes: Any) -> dict[str, Any]:
     """The keys of an option file with some values changed; groups that it includes are left out."""
-    node = OmegaConf.merge(OmegaConf.load(CONFIG / file), changes)
+    node = OmegaConf.merge(_option_file(file), changes)
     plain = OmegaConf.to_container(node, resolve=True)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items() if key not in ("defaults", "_target_")}

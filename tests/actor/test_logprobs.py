@@ -50,7 +50,10 @@ def traced():
     forget()
 
 
-@pytest.fixture(params=["blocks", "one block", "compiled blocks"])
+WAYS = ["blocks", "one block", "compiled blocks"]
+
+
+@pytest.fixture(params=[*WAYS[:2], pytest.param(WAYS[2], marks=pytest.mark.slow)])
 def blocks(request, monkeypatch):
     if request.param != "one block":
         narrow(monkeypatch)
@@ -209,6 +212,7 @@ def test_what_is_frozen_gets_no_gradient_and_costs_no_product(blocks, hidden_tra
     assert backward.get_total_flops() == (1 + hidden_trains + head_trains) * product, "the logits are made again"
 
 
+@pytest.mark.parametrize("blocks", WAYS, indirect=True)
 def test_tied_weights_get_the_gradient_of_both_uses(blocks):
     (_, weight, bias), targets = inputs()
     tokens = torch.arange(N) % 7

@@ -81,6 +81,7 @@ def test_it_reaches_the_routers_and_only_where_it_is_asked_for():
     assert "loss/router_balance" not in without["numbers"][0]
 
 
+@pytest.mark.slow
 def test_routers_learn_to_spread():
     world = start("cpu")
     only = METHOD | {"loss": {"name": "nll"}, "aggregation": {"name": "token_mean"}, "terms": {

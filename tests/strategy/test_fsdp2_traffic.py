@@ -50,19 +50,25 @@ def two_updates(perform, **strategy):
     return perform(job(updates=2, strategy=strategy))
 
 
+@pytest.fixture(scope="module")
+def alone(perform):
+    """What one process makes of the job without options."""
+    return two_updates(perform)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
-def test_the_ranks_learn_what_one_process_learns(name, perform, two_ranks):
-    one, two = two_updates(perform), two_ranks[name]
+def test_the_ranks_learn_what_one_process_learns(name, alone, two_ranks):
+    one, two = alone, two_ranks[name]
     close(two["gradient"], one["gradient"], 5e-5)
     close(two["weights"], one["weights"])
     assert two["numbers"][1]["grad_norm"] == pytest.approx(one["numbers"][1]["grad_norm"], rel=1e-5)
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_one_process_learns_the_same_with_every_option(name, perform):
+def test_one_process_learns_the_same_with_every_option(name, perform, alone):
     options = {key: value for key, value in JOBS[name].items() if key not in ("replicas", "context_parallel")}
-    close(two_updates(perform, **options)["weights"], two_updates(perform)["weights"], 1e-6)
+    close(two_updates(perform, **options)["weights"], alone["weights"], 1e-6)
 
 
 @pytest.mark.slow

@@ -66,7 +66,7 @@ def layouts():
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "qwen3")) for name in KINDS])
-@pytest.mark.parametrize("kernel", [SdpaKernel, VarlenKernel])
+@pytest.mark.parametrize("kernel", [SdpaKernel, pytest.param(VarlenKernel, marks=pytest.mark.slow)])
 def test_any_rows_have_the_same_graphs_and_the_states_of_plain_blocks(name, kernel, traced, monkeypatch):
     if kernel is VarlenKernel and "capped" in name:
         pytest.skip("refused: see test_rows")

@@ -66,6 +66,7 @@ def test_bpe_spells_any_text(trained: PreTrainedTokenizerBase) -> None:
     assert trained.decode(trained(TEXT).input_ids) == TEXT
 
 
+@pytest.mark.slow
 def test_bpe_is_the_same_in_every_process(file: str, trained: PreTrainedTokenizerBase) -> None:
     code = (
         "import sys; from rft.data.encode.tokenizer import bpe; "
