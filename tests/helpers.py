@@ -1,9 +1,9 @@
 """What tests share: parts of a run with the options of their yaml, small batches, an actor and its updates, runs."""
 
 import copy
-import functools
 import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from rft.strategy.fsdp2 import FSDP2
 from rft.train.trainer import Trainer
 
 CONFIG = Path(rft.__file__).parent / "config"
+read_once = cache(OmegaConf.load)
 F64 = torch.float64
 MODEL = {
     "model_type": "qwen3",
@@ -118,16 +119,9 @@ ADAPTIVE = ("algorithm/reward_kl=kl_adaptive", "algorithm.reward_kl.coef.horizon
             "algorithm.terms.kl.coef.horizon=50")  # fmt: skip
 
 
-@functools.cache
-def _option_file(name: str) -> Any:
-    return OmegaConf.load(CONFIG / name)
-
-
 def yaml_options(file: str, **changes: Any) -> dict[str, Any]:
     """The keys of an option file with some values changed; groups that it includes are left out."""
-    node = OmegaConf.merge(_option_file(file), changes)
-    plain = OmegaConf.to_container(node, resolve=True)
-    assert isinstance(plain, dict)
+    plain: Any = OmegaConf.to_container(OmegaConf.merge(read_once(CONFIG / file), changes), resolve=True)
     return {str(key): value for key, value in plain.items() if key not in ("defaults", "_target_")}
 
 
