@@ -43,8 +43,8 @@ EPISODES = (
 )
 VERIFIERS = (*EPISODES, "rft/rollout/environment/gateway", "rft/data/rows/packages/child.py")
 SUITES = {
-    # Less usual paths of real servers: media, adapters, experts, vLLM's own transfer, the doctor. What samples text, takes
-    # new weights and survives a killed server is in the slow tests of every run.
+    # Less usual paths of real servers: media, adapters, experts, vLLM's own transfer, the doctor. What samples text,
+    # takes new weights and survives a killed server is in the slow tests of every run.
     "servers": Suite(
         (
             "rft/rollout/engine/*.py",

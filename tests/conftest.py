@@ -141,7 +141,7 @@ def log_handlers():
 
 @pytest.fixture(autouse=True)
 def command_line_forgotten(monkeypatch):
-    """After the test, Hydra's record of a command line that ran in this process is gone, and the variable that it set."""
+    """After the test, Hydra's record of a command line that ran in this process, and the variable it set, are gone."""
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     yield
     HydraConfig.instance().cfg = None

@@ -217,8 +217,8 @@ def misspelt(config: dict, path: tuple[str, ...]) -> dict:
 
 @pytest.mark.parametrize("algorithm", ["grpo", "sft", "dapo", "ppo"])
 def test_a_misspelt_key_is_refused_by_name(algorithm, resolved):
-    """Every leaf of the resolved config, as a misspelt key in a recipe's body would be merged. Of the others, the leaves
-    of the nodes that differ from those of grpo, and of the critic, which grpo does not read."""
+    """Every leaf of the resolved config, as a misspelt key in a recipe's body would be merged. Of the others, those of
+    the nodes that differ from those of grpo, and of the critic, which grpo does not read."""
     config, first = (resolved(f"algorithm={name}", "algorithm/terms=[kl_adaptive]") for name in (algorithm, "grpo"))
     Job(config)
     accepted = []
