@@ -49,6 +49,7 @@ def test_cuda_without_a_device_is_refused_with_the_cure(monkeypatch):
     assert start("auto").device.type == "cpu"
 
 
+@pytest.mark.slow
 def test_two_processes(torchrun, tmp_path):
     torchrun(Path(__file__).parent / "ranks" / "collectives.py", tmp_path)
     ranks = torch.load(tmp_path / "found.pt")

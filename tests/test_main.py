@@ -28,7 +28,6 @@ def say(monkeypatch, capsys, tmp_path):
     """Runs the command line in this process, in an empty folder; returns exit code, stdout and stderr."""
 
     def run(*arguments):
-        monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
         monkeypatch.setattr(sys, "argv", ["rft", *map(str, arguments)])
         monkeypatch.setattr(sys, "path", list(sys.path))
         monkeypatch.chdir(tmp_path)
@@ -44,7 +43,14 @@ def say(monkeypatch, capsys, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("arguments", [["--cfg", "job"], ["--help"], ["--cfg", "job", "algorithm=ppo"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--cfg", "job"],
+        pytest.param(["--help"], marks=pytest.mark.slow),
+        pytest.param(["--cfg", "job", "algorithm=ppo"], marks=pytest.mark.slow),
+    ],
+)
 def test_composing_imports_nothing_slow(arguments, tmp_path):
     program = (
         "import runpy, sys\n"
@@ -151,6 +157,7 @@ def test_our_own_mistakes_keep_their_traceback(say, monkeypatch):
         say()
 
 
+@pytest.mark.slow
 def test_the_program_ends_with_code_1_and_no_traceback(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "rft.main", "algoritm=grpo"]

@@ -1,6 +1,5 @@
 """Runs with options of the actor: its optimizer, frozen parts, the average of its weights, experts and adapters."""
 
-import json
 import shutil
 
 import pytest
@@ -11,27 +10,39 @@ from rft.actor.reference import AdapterReference
 from rft.setup.assembly import Job
 from rft.train.trainer import Trainer
 from tests.actor.lora.adapters import same, weights
+from tests.e2e.train_stage import TrainStage
 from tests.helpers import close
 from tests.train.checkpoint.states import state
 
 
+@pytest.fixture
+def stage(tiny, tmp_path):
+    """Makes the last stage of a tiny run without a warm-up."""
+    made = []
+
+    def make(*overrides):
+        made.append(TrainStage(tiny(*overrides), tmp_path))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
 @pytest.mark.parametrize("name", ["adamw", "adamw_8bit", "muon"])
-def test_supervised_training_learns_with_each(name, tiny, tmp_path):
-    config = tiny(
-        "algorithm=sft", f"actor.optimizer.name={name}", "actor.optimizer.lr=1e-2", "steps=12", "eval.every=0"
-    )
-    Job(config).fit("")
-    rows = [line for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines() if "loss/nll" in line]
-    losses = [json.loads(row)["loss/nll"] for row in rows]
+def test_supervised_training_learns_with_each(name, stage):
+    train = stage("algorithm=sft", f"actor.optimizer.name={name}", "actor.optimizer.lr=1e-2")
+    losses = [train.step()["loss/nll"] for _ in range(12)]
     assert losses[-1] < 0.8 * losses[0]
 
 
-def test_a_run_trains_the_rest(tiny, tmp_path):
-    Job(
-        tiny("algorithm=ppo", "actor.frozen=[model.layers.0.*]", "critic.frozen=[model.embed_tokens.*]", "steps=2")
-    ).fit("")
-    saved = state(tmp_path / "run")["actors"]
-    trains = {key: set(saved[key]["optimizer"]["state"]) for key in ("actor", "critic")}
+def test_a_run_trains_the_rest(stage):
+    frozen = ("actor.frozen=[model.layers.0.*]", "critic.frozen=[model.embed_tokens.*]")
+    train = stage("algorithm=ppo", *frozen, "warmup=none")
+    for _ in range(2):
+        train.step()
+    models = train.trainer.models
+    trains = {key: set(models[key].state_dict()["optimizer"]["state"]) for key in ("actor", "critic")}
     assert not any(".layers.0." in name for name in trains["actor"]) and any(
         ".layers.1." in name for name in trains["actor"]
     )
@@ -57,29 +68,29 @@ def test_every_checkpoint_holds_the_average_as_a_model(tiny, tmp_path):
 
 
 def test_a_run_goes_on_with_the_average_that_it_had(tiny, tmp_path):
-    changes = ("actor.ema=0.7", "actor.frozen=[*norm*]", "checkpoint.every=1", "checkpoint.keep_last=9", "steps=4")
+    changes = ("actor.ema=0.7", "actor.frozen=[*norm*]", "checkpoint.every=1", "checkpoint.keep_last=9", "steps=3",
+               "warmup=none", "eval.at_start=false", "eval.every=0")  # fmt: skip
     whole, cut = (tiny(*changes, f"output_dir={tmp_path / name}") for name in ("whole", "cut"))
     Job(whole).fit("")
     shutil.copytree(tmp_path / "whole", tmp_path / "cut", symlinks=True)
     folder = tmp_path / "cut" / "checkpoints"
-    for step in (5, 6):
+    for step in (2, 3):
         shutil.rmtree(folder / f"step_{step:08d}")
     (folder / "latest").unlink()
-    (folder / "latest").symlink_to("step_00000004")
+    (folder / "latest").symlink_to("step_00000001")
     (tmp_path / "cut" / "result.json").unlink()
     Job(cut).fit("")
     ends = [state(tmp_path / name) for name in ("whole", "cut")]
     averages = [end["actors"]["actor"]["average"] for end in ends]
-    assert averages[0]["updates"] == averages[1]["updates"] == 4
+    assert averages[0]["updates"] == averages[1]["updates"] == 3
     close(averages[1]["weights"], averages[0]["weights"], 0.0)
 
 
-def test_a_run_balances(tiny, tmp_path):
+def test_a_run_balances(stage):
     experts = ("actor.model_config.model_type=mixtral", "+actor.model_config.num_local_experts=4")
-    Job(tiny(*experts, "algorithm/terms=[router_balance]")).fit("")
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    balances = [row["loss/router_balance"] for row in rows if "loss/router_balance" in row]
-    assert len(balances) == 3 and all(1.5 < balance < 6 for balance in balances)
+    train = stage(*experts, "algorithm/terms=[router_balance]", "warmup=none")
+    balances = [train.step()["loss/router_balance"] for _ in range(3)]
+    assert all(1.5 < balance < 6 for balance in balances)
 
 
 def test_a_run_without_a_second_model(tiny, monkeypatch):
@@ -93,7 +104,7 @@ def test_a_run_without_a_second_model(tiny, monkeypatch):
         return done
 
     monkeypatch.setattr(Trainer, "begin", begins)
-    Job(tiny("algorithm/terms=[kl]", "actor/lora=lora", "actor.lora.rank=4")).fit("")
+    Job(tiny("algorithm/terms=[kl]", "actor/lora=lora", "actor.lora.rank=4", "steps=1", "eval.at_start=false")).fit("")
     trainer = seen[1][2]
     assert type(trainer.models["reference"]) is AdapterReference
     same(seen[1][1], seen[1][0], 0.0)

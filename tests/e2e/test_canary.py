@@ -64,23 +64,24 @@ def test_a_reward_that_can_be_exploited_stops_the_run_with_the_texts(config, tmp
 def test_an_honest_reward_trains_as_without_canary_tasks_and_an_interrupted_run_answers_the_same_tasks_the_same(
     config, tmp_path, monkeypatch
 ):
-    Job(config("honest", "whole")).fit("")
-    Job(config("honest", "without", canary=False)).fit("")
+    short = ("warmup=none", "eval.at_start=false", "eval.every=0", "checkpoint.every=2")
+    Job(config("honest", "whole", *short)).fit("")
+    Job(config("honest", "without", *short, canary=False)).fit("")
     found = [[{k: v for k, v in row.items() if not k.startswith(CLOCK)} for row in rows(tmp_path / name)] for name in
              ("whole", "without")]  # fmt: skip
-    assert [row.pop("reward/canary", None) for row in found[0]] == [None, None, None, None, 0.0, None, 0.0]
+    assert [row.pop("reward/canary", None) for row in found[0]] == [None, 0.0, None, 0.0]
     assert found[0] == found[1]
     one, other = state(tmp_path / "whole"), state(tmp_path / "without")
     assert identical(one["actors"], other["actors"]) and identical(one["source"], other["source"])
-    assert len({row["response"] for step in (4, 6) for row in texts(tmp_path / "whole", step)}) > 6, "other samples"
+    assert len({row["response"] for step in (2, 4) for row in texts(tmp_path / "whole", step)}) > 6, "other samples"
 
     with monkeypatch.context() as patch:
-        interrupt(patch, 6)
+        interrupt(patch, 4)
         with pytest.raises(Interrupted):
-            Job(config("honest", "parts")).fit("")
-    Job(config("honest", "parts")).fit("")
+            Job(config("honest", "parts", *short)).fit("")
+    Job(config("honest", "parts", *short)).fit("")
     assert identical(state(tmp_path / "parts")["actors"], state(tmp_path / "whole")["actors"])
-    assert texts(tmp_path / "parts", 6) == texts(tmp_path / "whole", 6)
+    assert texts(tmp_path / "parts", 4) == texts(tmp_path / "whole", 4) != []
 
 
 @pytest.mark.parametrize(

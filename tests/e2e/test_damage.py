@@ -14,7 +14,7 @@ from tests.helpers import Interrupted, interrupt
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 RUN = ("warmup.steps=1", "steps=3", "checkpoint.every=1", "checkpoint.keep_last=2", "trajectories.every=1",
-       "eval.every=0", "strategy.device=cpu")  # fmt: skip
+       "eval.every=0", "eval.at_start=false", "strategy.device=cpu")  # fmt: skip
 BEFORE, NEWEST = "checkpoints/step_00000002", "checkpoints/step_00000003"
 FILE = "shard-00001-model-00001-of-00001.safetensors"
 SHARD = f"{NEWEST}/{FILE}"
@@ -24,7 +24,9 @@ SHARD = f"{NEWEST}/{FILE}"
 SLOW = ("truncated weights", "missing weights", "a truncated state", "a missing manifest", "latest is missing",
         "a file among checkpoints", "an empty folder of a later step", "checkpoints is a file", "latest leads nowhere",
         "a link that leads nowhere", "a flipped bit in the manifest", "a copy under the name of a later step",
-        "a file in the checkpoint")  # fmt: skip
+        "a file in the checkpoint", "a flipped bit in the export", "an empty folder",
+        "weights of another checkpoint beside its own", "a checkpoint of a run with another seed",
+        "a copy of the one before under its name", "a file where the next checkpoint will be")  # fmt: skip
 
 
 def parameters(kinds):
@@ -35,26 +37,32 @@ def parameters(kinds):
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
-    """Folders that all tests share: the whole run, and two that were interrupted, one of another seed."""
+    """Folders that all tests share: the whole run, and one that was interrupted."""
     return tmp_path_factory.mktemp("damage")
 
 
 @pytest.fixture
-def run(kept, tiny, tmp_path, monkeypatch):
+def run(kept, tiny, tmp_path, monkeypatch, request):
     """The folder of the run that was interrupted after step 3; its newest checkpoints are those of steps 2 and 3."""
     folder = tmp_path / "run"
+    if "another seed" in request.node.name:
+        interrupted(tiny(*RUN, "seed=1"), monkeypatch)
+        folder.rename(tmp_path / "other")
     if not (kept / "interrupted").exists():
         Job(tiny(*RUN)).fit("")
         folder.rename(kept / "whole")
-        for name, seed in (("other", 1), ("interrupted", 0)):
-            with monkeypatch.context() as patch:
-                interrupt(patch, 4)
-                with pytest.raises(Interrupted):
-                    Job(tiny(*RUN, f"seed={seed}")).fit("")
-            folder.rename(kept / name)
-    (tmp_path / "other").symlink_to(kept / "other")
+        interrupted(tiny(*RUN), monkeypatch)
+        folder.rename(kept / "interrupted")
     shutil.copytree(kept / "interrupted", folder, symlinks=True)
     return folder
+
+
+def interrupted(config, monkeypatch):
+    """Makes the folder of a run that is interrupted after step 3."""
+    with monkeypatch.context() as patch:
+        interrupt(patch, 4)
+        with pytest.raises(Interrupted):
+            Job(config).fit("")
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from rft.modes.inspect import inspect
 from rft.modes.plan.job import PlanJob
 from rft.rollout.sampler import EngineSampler
 from rft.setup.assembly import Job
+from tests.e2e.train_stage import TrainStage
 
 
 def test_there_must_be_a_teacher(tiny):
@@ -35,8 +36,9 @@ def test_a_plan_goes_through_it(tiny):
 def test_a_policy_comes_closer_to_the_teacher_on_its_own_samples(tiny, tmp_path):
     """By the likeliest tokens, with the estimate from the sampled ones to tell."""
     whole = ("algorithm/loss=jsd", "algorithm/terms=[reverse_kl]", "teacher.top_k=7", "actor.optimizer.lr=3e-3")
-    Job(tiny("algorithm=on_policy_distill", *whole, "steps=8", "warmup=none", "batch.prompts=8")).fit("")
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()][1:]
+    train = TrainStage(tiny("algorithm=on_policy_distill", *whole, "warmup=none", "batch.prompts=8"), tmp_path)
+    rows = [train.step() for _ in range(8)]
+    train.close()
     for name in ("loss/jsd", "loss/reverse_kl", "kl/teacher"):
         assert rows[-1][name] < 0.8 * rows[0][name], name
 

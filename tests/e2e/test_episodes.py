@@ -7,6 +7,7 @@ import pytest
 
 from rft.rollout.environment import turns
 from rft.setup.assembly import Job
+from tests.e2e.train_stage import TrainStage
 from tests.helpers import CLOCK, Interrupted, identical, interrupt, numbers
 from tests.train.checkpoint.states import state
 
@@ -50,7 +51,7 @@ def fit(resolved, tmp_path):
 
 
 def test_a_run_with_a_tool(fit):
-    run = fit("run", "data.train.slips=0.2", "steps=1", "eval.every=1")
+    run = fit("run", "data.train.slips=0.2", "steps=1", "eval.every=1", "eval.at_start=false")
     last = numbers(run)[-1]
     assert last["episode/turns"] > 1 and last["episode/tool_calls"] > 0, "some episodes call the tool"
     assert last["episode/failed"] == 0 == last["episode/forks"]
@@ -103,22 +104,25 @@ def test_an_interrupted_run_continues_with_the_episodes_that_it_kept(fit, patien
     ],
     ids=lambda overrides: overrides[0],
 )
-def test_algorithms_that_read_columns_of_turns_train(fit, overrides):
+def test_algorithms_that_read_columns_of_turns_train(resolved, tmp_path, overrides):
     game = (
         "environment=guessing",
         "~environment.classes.guessing",
         f"+environment.classes.ones._target_={__name__}.Ones",
     )
-    run = fit("run", *game, "warmup.steps=1", "rollout.max_new_tokens=12", "steps=2", *overrides)
-    last = numbers(run)[-1]
+    config = resolved(*SMALL, *game, "warmup=none", "rollout.max_new_tokens=12", *overrides, name="tool_use")
+    train = TrainStage(config, tmp_path)
+    for _ in range(2):
+        last = train.step()
+    train.close()
     assert last["grad_norm"] > 0 and last["episode/turns"] > 1 and last["episode/failed"] == 0
     assert ("loss/echo" in last) == ("algorithm/terms=[echo]" in overrides)
 
 
 def test_a_run_whose_turns_are_stopped_by_force(fit):
     stop = "algorithm.source.interruption={after: [0.3, 0.5], phrase: '='}"
-    run = fit("run", "data.train.slips=0.2", "rollout.max_new_tokens=12", "eval.every=0", "warmup.steps=1",
-              "steps=2", "algorithm/advantage=gigpo",
+    run = fit("run", "data.train.slips=0.2", "rollout.max_new_tokens=12", "eval.every=0", "eval.at_start=false",
+              "warmup.steps=1", "steps=2", "algorithm/advantage=gigpo",
               "environment=guessing", "~environment.classes.guessing",
               f"+environment.classes.ones._target_={__name__}.Ones", "reward=environment", stop)  # fmt: skip
     found = numbers(run)
@@ -163,7 +167,8 @@ REFUSED = (
 
 @pytest.mark.parametrize(("overrides", "message"), REFUSED)
 def test_what_cannot_be_is_refused_before_a_model_is_loaded(overrides, message, resolved):
+    few = () if "data=nim" in overrides else ("data.train.count=64", "data.eval.heldout.count=8")
     with pytest.raises(ValueError, match=re.escape(message)):
-        job = Job(resolved(*overrides.split(), "warmup=none", "steps=1", "cache=null"))
+        job = Job(resolved(*overrides.split(), "warmup=none", "steps=1", "cache=null", *few))
         job.load(1)
         job.check.end()

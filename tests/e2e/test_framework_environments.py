@@ -122,6 +122,7 @@ class DigitInteraction:
         pass
 
 
+@pytest.mark.slow
 def test_an_interaction_of_verl_trains(fit, tmp_path):
     entries = [{"class_name": f"{__name__}.DigitInteraction", "config": {}}]
     (tmp_path / "interactions.yaml").write_text(yaml.safe_dump({"interaction": entries}))

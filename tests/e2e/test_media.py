@@ -183,7 +183,7 @@ def test_media_need_a_processor_and_an_engine_that_takes_them(resolved, tmp_path
     with pytest.raises(ValueError, match=r"actor\.processor: TextEngine samples from prompts of text alone; set roll"):
         Job(resolved(*RUNS["grpo"], folder, own))
     with pytest.raises(Problems) as caught:
-        Job(resolved("data=shapes", "warmup=none", folder)).fit("")
+        Job(resolved("data=shapes", "data.train.count=8", "data.eval.heldout.count=8", "warmup=none", folder)).fit("")
     said = "row 1: message 0 has image, and the model of this run reads text alone; choose a model with a processor"
     assert [message.partition(" that reads it")[0] for message in caught.value.messages] == [
         f"data.train: {said}",

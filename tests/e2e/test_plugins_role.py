@@ -8,6 +8,7 @@ import torch
 
 from rft.setup.assembly import Job
 from rft.train.trainer import Trainer
+from tests.e2e.train_stage import TrainStage
 from tests.helpers import Interrupted, identical, interrupt, numbers, weights
 from tests.train.checkpoint.states import state
 
@@ -32,7 +33,7 @@ def with_roles(tiny, monkeypatch, plugins_forgotten):
     return resolve
 
 
-def test_their_columns_are_computed_and_read(with_roles, monkeypatch):
+def test_their_columns_are_computed_and_read(with_roles, tmp_path, monkeypatch):
     batches, update = [], Trainer.update
 
     def watched(trainer, stage, stage_step, batch, *rest):
@@ -41,8 +42,11 @@ def test_their_columns_are_computed_and_read(with_roles, monkeypatch):
         return update(trainer, stage, stage_step, batch, *rest)
 
     monkeypatch.setattr(Trainer, "update", watched)
-    Job(with_roles()).fit("")
-    (first, before, counts), (second, after, _), *_ = batches
+    train = TrainStage(with_roles(), tmp_path)
+    for _ in range(2):
+        train.step()
+    train.close()
+    (first, before, counts), (second, after, _) = batches
     keep = first["loss_mask"]
     torch.testing.assert_close(first["novelty"], 0.5 * keep, msg="nothing was counted before the first step")
     assert (first["imitator_logprobs"][keep] < 0).all() and not first["imitator_logprobs"][~keep].any()
@@ -55,11 +59,11 @@ def test_their_columns_are_computed_and_read(with_roles, monkeypatch):
 
 
 def test_they_are_logged_and_saved(with_roles, tmp_path, monkeypatch, one_thread):
-    config = with_roles("checkpoint.every=1")
+    config = with_roles("checkpoint.every=1", "steps=2", "eval.at_start=false")
     whole, parts = config | {"output_dir": str(tmp_path / "whole")}, config | {"output_dir": str(tmp_path / "parts")}
     Job(copy.deepcopy(whole)).fit("")
     with monkeypatch.context() as patch:
-        interrupt(patch, 3)
+        interrupt(patch, 2)
         with pytest.raises(Interrupted):
             Job(copy.deepcopy(parts)).fit("")
     Job(copy.deepcopy(parts)).fit("")

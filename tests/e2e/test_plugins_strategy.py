@@ -12,7 +12,7 @@ from tests.helpers import Interrupted, interrupt, numbers
 
 PLUGINS = Path(__file__).parent / "plugins"
 PLAIN = {"_target_": "plain_strategy.PlainStrategy", "device": "cpu"}
-RUN = ("steps=3", "strategy.device=cpu", "actor.optimizer.lr=1e-2", "actor.optimizer.eps=1e-4")
+RUN = ("steps=2", "strategy.device=cpu", "actor.optimizer.lr=1e-2", "actor.optimizer.eps=1e-4")
 RUNS = {
     "sft": ("algorithm=sft", "batch.minibatches=2"),
     "grpo": ("algorithm=grpo", "algorithm/terms=[kl]", "batch.minibatches=2", "actor.micro_batch_tokens=64"),
@@ -35,7 +35,9 @@ def model_of(run):
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [name if name == "grpo" else pytest.param(name, marks=pytest.mark.slow) for name in RUNS]
+)
 def test_it_trains_what_fsdp2_trains(name, tiny, tmp_path):
     config = tiny(*RUN, *RUNS[name])
     Job(copy.deepcopy(config) | {"output_dir": str(tmp_path / "fsdp2")}).fit("")
@@ -63,7 +65,7 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(tiny, tmp_path, monkeypat
     whole, parts = config | {"output_dir": str(tmp_path / "whole")}, config | {"output_dir": str(tmp_path / "parts")}
     result = Job(copy.deepcopy(whole)).fit("")
     with monkeypatch.context() as patch:
-        interrupt(patch, 3)
+        interrupt(patch, 2)
         with pytest.raises(Interrupted):
             Job(copy.deepcopy(parts)).fit("")
     assert Job(copy.deepcopy(parts)).fit("") == result

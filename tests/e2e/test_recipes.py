@@ -147,6 +147,7 @@ def test_every_algorithm_that_learns_from_data_has_a_command():
 
 
 @needs_data
+@pytest.mark.slow
 def test_nothing_is_evaluated_that_was_learned_from(stage):
     asked, solved = (
         {row["question"]: row for row in map(json.loads, Path(GSM8K, f"{name}.jsonl").read_text().splitlines())}
@@ -249,6 +250,7 @@ def test_every_algorithm_that_learns_from_data_takes_two_steps_on_the_real_probl
 
 
 @needs_data
+@pytest.mark.slow
 def test_gsm8k_on_the_real_problems(resolved, tmp_path):
     overrides = ["warmup.steps=2", "warmup.rows=4", "steps=1", "batch.prompts=2", "algorithm.group_size=2",
                  "data.train.limit=64", "data.eval.test.limit=4", "rollout.max_new_tokens=8"]  # fmt: skip

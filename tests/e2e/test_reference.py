@@ -59,7 +59,7 @@ def test_every_iteration_begins_where_the_last_one_ended(tiny, tmp_path):
         assert (abs(margins[step]) < 1e-6) == begins
 
 
-@pytest.mark.parametrize("lora", [(), ("actor/lora=lora", "actor.lora.rank=4")])
+@pytest.mark.parametrize("lora", [(), pytest.param(("actor/lora=lora", "actor.lora.rank=4"), marks=pytest.mark.slow)])
 def test_the_reference_samples_for_an_iteration(lora, tiny, tmp_path, annotated):
     """What the engine says of its tokens is what the reference says, also after an evaluation with the policy."""
     sizes = ("algorithm.iteration=2", "steps=4", "eval.every=1", "actor.optimizer.lr=1e-2", "warmup=none")

@@ -46,7 +46,10 @@ def test_a_plan_goes_through_it(resolved, tmp_path):
     assert asked.memory["update"]["activations"] > 0, "without the model, which is not there"
 
 
-@pytest.mark.parametrize(("offload", "said"), [("null", "that of all in every stage"), ("disk", "that of the largest")])
+@pytest.mark.parametrize(
+    ("offload", "said"),
+    [("disk", "that of the largest"), pytest.param("null", "that of all in every stage", marks=pytest.mark.slow)],
+)
 def test_a_plan_says_that_it_does_not_count_the_memory_of_reward_models(offload, said, resolved, tmp_path):
     model = ("reward/terms=[exact_match,model]", f"reward.terms.model.path={tmp_path}", f"reward.offload={offload}")
     small = ("plan.prompt_tokens=6", "batch.prompts=4", "steps=1", "rollout.max_new_tokens=5", "warmup=none")
@@ -206,7 +209,9 @@ def test_a_run_with_offloaded_models_trains_the_same_weights(models, tiny, tmp_p
     found = []
     for offload in ("null", "disk"):
         folder = tmp_path / offload
-        Job(tiny(*models, "steps=2", "eval.every=1", f"reward.offload={offload}", f"output_dir={folder}")).fit("")
+        Job(
+            tiny(*models, "warmup=none", "steps=1", "eval.every=1", f"reward.offload={offload}", f"output_dir={folder}")
+        ).fit("")
         numbers = [{k: v for k, v in line.items() if not k.startswith(CLOCK)} for line in lines(folder)]
         found.append((numbers, load_file(folder / "checkpoints/latest/actor/model.safetensors")))
     assert identical(*found)

@@ -13,7 +13,7 @@ from tests.helpers import CLOCK, identical, yaml_options
 from tests.reward.serving.served import KEY, served
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-SIZES = ("steps=3", "eval.every=2", "trajectories.every=1", "reward.accuracy=function", "reward.max_unscored=1.0",
+SIZES = ("steps=2", "eval.every=2", "trajectories.every=1", "reward.accuracy=function", "reward.max_unscored=1.0",
          "reward.terms.format.weight=0")  # fmt: skip
 FUNCTION = """
 def score(response, row):

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from rft.modes.evaluate import evaluate
 from rft.setup.assembly import Job
+from tests.e2e.train_stage import TrainStage
 from tests.helpers import CLOCK, identical
 from tests.reward.sandbox.test_sandbox_attacks import start
 
@@ -60,25 +61,39 @@ def run(tiny, tmp_path):
     return fit
 
 
-def test_every_kind_of_worker_and_signature_trains_the_same_weights(run, tmp_path):
-    short = ("warmup=none", "steps=2")
-    numbers, weights, _ = run("score", "inline", *short)
-    process = ("+reward.terms.function.call.workers=process", "+reward.terms.function.call.deadline_s=20")
-    start().close()  # skips where a layer of the sandbox is missing
-    tmp_path.chmod(0o755)
-    sandbox = ("+reward.terms.function.call.workers=sandbox", "+reward.terms.function.call.deadline_s=20")
-    for function, name, overrides in (
-        ("score", "sandbox", sandbox),
-        ("waiting", "async", ("+reward.terms.function.call.deadline_s=20",)),
-        ("score", "process", process),
-        ("reward_func", "trl", process),
-    ):
-        others, found, _ = run(function, name, *overrides, *short)
-        assert others == numbers and identical(found, weights), name
-    others, found, _ = run("compute_score", "verl", *short)
-    assert identical(found, weights)
-    letters = [row.pop("reward/function/letters") for row in others if "reward/function/letters" in row]
-    assert others == numbers and len(letters) == 2, "the number beside the score is logged in every step of GRPO"
+@pytest.mark.parametrize(
+    "kinds", [("async", "process", "verl"), pytest.param(("sandbox", "trl"), marks=pytest.mark.slow)]
+)
+def test_every_kind_of_worker_and_signature_trains_the_same_weights(kinds, tiny, tmp_path):
+    (tmp_path / "rewards.py").write_text(FUNCTIONS)
+    deadline = "+reward.terms.function.call.deadline_s=20"
+    process = ("+reward.terms.function.call.workers=process", deadline)
+    calls = {
+        "async": ("waiting", deadline),
+        "process": ("score", *process),
+        "sandbox": ("score", "+reward.terms.function.call.workers=sandbox", deadline),
+        "trl": ("reward_func", *process),
+        "verl": ("compute_score",),
+    }
+    if "sandbox" in kinds:
+        start().close()  # skips where a layer of the sandbox is missing
+        tmp_path.chmod(0o755)
+
+    def run(function, *overrides):
+        place = f"+reward.terms.function.function={tmp_path / 'rewards.py'}:{function}"
+        train = TrainStage(tiny(place, *SIZES, "warmup=none", *overrides), tmp_path)
+        steps = [train.step() for _ in range(2)]
+        train.close()
+        numbers = [{name: value for name, value in row.items() if not name.startswith(CLOCK)} for row in steps]
+        return numbers, train.weights()
+
+    numbers, weights = run("score")
+    for kind in kinds:
+        others, found = run(*calls[kind])
+        letters = [row.pop("reward/function/letters") for row in others if "reward/function/letters" in row]
+        assert others == numbers and identical(found, weights), kind
+        told = 2 * (kind == "verl")
+        assert len(letters) == told, "the number beside the score is logged in every step of GRPO"
 
 
 def test_rows_without_a_score_are_counted_and_shown_and_do_not_train(run):

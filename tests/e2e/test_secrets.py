@@ -97,7 +97,6 @@ def test_another_secret_continues_the_run(overrides, tmp_path, monkeypatch):
 
 def test_no_message_holds_a_secret(overrides, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     monkeypatch.setattr("sys.argv", ["rft", *overrides("failing")])
     with pytest.raises(SystemExit):
         main()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -71,12 +72,20 @@ def without_clock(run):
     return saved
 
 
+SAVED = ("steps=3", "checkpoint.every=1", "checkpoint.keep_last=99")
+
+
+@pytest.fixture(scope="module")
+def finished(resolved, sized, tmp_path_factory):
+    """The folder of a run that nothing stopped, and the metric that it returned."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    return folder, Job(resolved(*sized(*SAVED, f"output_dir={folder}"))).fit("")
+
+
 @pytest.mark.parametrize(("step", "number"), [(2, signal.SIGTERM), (4, signal.SIGINT)])
-def test_a_signal_in_a_step_stops_the_run_after_it(step, number, tiny, tmp_path, monkeypatch):
+def test_a_signal_in_a_step_stops_the_run_after_it(step, number, finished, tiny, tmp_path, monkeypatch):
     """Step 2 is the last of the warm-up."""
-    whole, parts = tiny("steps=3"), tiny("steps=3")
-    whole["output_dir"] = str(tmp_path / "whole")
-    update = Trainer.update
+    (whole, returned), parts, update = finished, tiny(*SAVED), Trainer.update
 
     def interrupted(trainer, *arguments):
         if trainer.step == step:
@@ -93,9 +102,9 @@ def test_a_signal_in_a_step_stops_the_run_after_it(step, number, tiny, tmp_path,
         signal.signal(number, before)
     assert saved_step(tmp_path / "run") == last_step(tmp_path / "run") == step
     assert (tmp_path / "run" / "report.html").exists() and not (tmp_path / "run" / "result.json").exists()
-    assert Job(parts).fit("") == Job(whole).fit("")
-    assert numbers(tmp_path / "run") == numbers(tmp_path / "whole")
-    assert identical(without_clock(tmp_path / "run"), without_clock(tmp_path / "whole"))
+    assert Job(parts).fit("") == returned
+    assert numbers(tmp_path / "run") == numbers(whole)
+    assert identical(without_clock(tmp_path / "run"), without_clock(whole))
 
 
 @pytest.mark.slow
@@ -161,25 +170,23 @@ def ranks_of(parent):
     return found
 
 
-def test_more_steps_of_a_finished_run_are_the_longer_run(tiny, tmp_path):
-    longer = tiny("steps=5")
-    longer["output_dir"] = str(tmp_path / "whole")
-    Job(tiny("steps=3")).fit("")
-    assert Job(tiny("steps=5")).fit("") == Job(longer).fit("")
+def test_more_steps_of_a_finished_run_are_the_longer_run(finished, tiny, tmp_path):
+    shutil.copytree(finished[0], tmp_path / "run", symlinks=True)
+    longer = tiny(*SAVED, "steps=4")
+    assert Job(longer).fit("") == Job(longer | {"output_dir": str(tmp_path / "whole")}).fit("")
     assert not (tmp_path / "run-2").exists()
-    one, other = ([row for row in numbers(tmp_path / name) if row["step"] in (6, 7)] for name in ("run", "whole"))
-    assert one == other
+    one, other = ([row for row in numbers(tmp_path / name) if row["step"] == 6] for name in ("run", "whole"))
+    assert one == other and len(one) == 1
     assert identical(without_clock(tmp_path / "run"), without_clock(tmp_path / "whole"))
     assert json.loads((tmp_path / "run" / "result.json").read_text()).keys() >= {"eval/heldout/accuracy"}
 
 
-def test_a_fork_and_a_path_start_from_a_checkpoint(tiny, tmp_path):
-    given = ("checkpoint.every=1", "checkpoint.keep_last=99")
-    Job(tiny(*given)).fit("")
-    Job(tiny(*given, "resume=fork", "steps=4", "actor.optimizer.lr=1e-3", "algorithm/loss=gspo")).fit("")
+def test_a_fork_and_a_path_start_from_a_checkpoint(finished, tiny, tmp_path):
+    run = shutil.copytree(finished[0], tmp_path / "run", symlinks=True)
+    Job(tiny(*SAVED, "resume=fork", "steps=4", "actor.optimizer.lr=1e-3", "algorithm/loss=gspo")).fit("")
     assert [row["step"] for row in numbers(tmp_path / "run-2")] == [6]
-    third = tiny(f"resume={tmp_path}/run/checkpoints/step_00000003")
+    third = tiny("steps=3", f"resume={run}/checkpoints/step_00000003")
     third["output_dir"] = str(tmp_path / "other")
     Job(third).fit("")
-    assert numbers(tmp_path / "other") == numbers(tmp_path / "run")[4:]
-    assert identical(without_clock(tmp_path / "other"), without_clock(tmp_path / "run"))
+    assert numbers(tmp_path / "other") == numbers(run)[4:]
+    assert identical(without_clock(tmp_path / "other"), without_clock(run))

@@ -1,13 +1,11 @@
 """Supervised training against a loop of twenty lines that is transformers and torch alone."""
 
-import json
-
 import pytest
 import torch
 
 from rft.actor.init import load_model, read_config
 from rft.data.sampler import RowSampler
-from rft.setup.assembly import Job
+from tests.e2e.train_stage import TrainStage
 
 STEPS, ROWS = 20, 8
 RUN = ("algorithm=sft", f"steps={STEPS}", f"batch.prompts={ROWS}", "eval.every=0", "actor.optimizer.lr=3e-3")
@@ -42,11 +40,11 @@ def plain(config, tokenizer, data):
 @pytest.mark.parametrize("packing", ["true", "false"])
 def test_supervised_training_is_that_of_a_plain_loop(packing, tiny, tmp_path):
     config = tiny(*RUN, f"actor.packing={packing}", "data.train.length=[2,9]", "actor.micro_batch_tokens=64")
-    job = Job(config)
-    loaded = job.load(1)
+    train = TrainStage(config, tmp_path)
+    loaded = train.job.load(1)
     losses, norms = plain(config, loaded.tokenizer, loaded.train)
-    job.fit("")
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()][1:]
+    rows = [train.step() for _ in range(STEPS)]
+    train.close()
     assert [row["loss/nll"] for row in rows] == pytest.approx(losses, abs=1e-5)
     assert [row["grad_norm"] for row in rows] == pytest.approx(norms, rel=1e-4)
     assert losses[-1] < 0.8 * losses[0]

@@ -3,7 +3,6 @@
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,11 +10,12 @@ import torch
 from rft.algorithm import ADVANTAGES
 from rft.algorithm.step import select_rows
 from rft.batch.columns import fields
-from rft.logger.history import History
 from rft.setup.assembly import Job
+from rft.setup.unread import notices
 from rft.train import trainer as trainer_module
 from rft.train.trainer import Trainer
-from tests.helpers import ADAPTIVE, identical, numbers, worst
+from tests.e2e.train_stage import TrainStage
+from tests.helpers import ADAPTIVE, CLOCK, identical, numbers, worst
 from tests.train.checkpoint.states import state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -48,6 +48,20 @@ def weights(actor):
     return {name: tensor.clone() for name, tensor in actor.weights()}
 
 
+@pytest.fixture
+def stage(tiny, tmp_path):
+    """Makes the last stage of a tiny run without a warm-up."""
+    made = []
+
+    def make(*overrides):
+        made.append(TrainStage(tiny("warmup=none", *overrides), tmp_path))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
 def test_the_reference_is_the_policy_as_the_reinforcement_begins(tiny, monkeypatch):
     seen = []
     begin = Trainer.begin
@@ -68,98 +82,88 @@ def test_the_reference_is_the_policy_as_the_reinforcement_begins(tiny, monkeypat
     assert not identical(weights(trainer.policy), seen[1][2])
 
 
-def test_a_reference_of_another_path_stays_what_it_was(tiny, tmp_path):
-    """The model of another run is the reference of a new policy: they differ from the start."""
-    other = tiny("seed=2", "steps=1", "warmup=none")
-    other["output_dir"] = str(tmp_path / "other")
-    Job(other).fit("")
-    config = tiny("steps=1", "warmup=none", "algorithm/terms=[kl]")
-    path = tmp_path / "other" / "checkpoints" / "latest" / "actor"
-    config["reference"].update(path=str(path), model_config=None)
-    Job(config).fit("")
-    assert numbers(tmp_path / "run")[-1]["kl/ref"] > 1e-5
+def test_a_reference_of_another_path_stays_what_it_was(stage, tmp_path):
+    """Another model is the reference of a new policy: they differ from the start."""
+    path = tmp_path / "other"
+    stage("seed=2").trainer.save_model(path)
+    train = stage("algorithm/terms=[kl]", f"reference.path={path}", "reference.model_config=null")
+    assert train.take(train.rows())["kl/ref"] > 1e-5
 
 
-def test_the_first_kl_to_the_reference_is_zero_and_the_next_is_not(tiny, tmp_path):
-    Job(tiny("algorithm/terms=[kl]", "actor.optimizer.lr=1e-2", "warmup=none")).fit("")
-    kl = [row["kl/ref"] for row in numbers(tmp_path / "run") if "kl/ref" in row]
+def test_the_first_kl_to_the_reference_is_zero_and_the_next_is_not(stage):
+    train = stage("algorithm/terms=[kl]", "actor.optimizer.lr=1e-2")
+    kl = [train.take(train.rows())["kl/ref"] for _ in range(3)]
     assert kl[0] == pytest.approx(0.0, abs=1e-9)
     assert min(kl[1:]) > 1e-5
 
 
-def test_the_critic_begins_with_the_backbone_of_the_policy(tiny, monkeypatch):
-    begin, seen = Trainer.begin, []
-
-    def begins(trainer, number, stage, saved):
-        done = begin(trainer, number, stage, saved)
-        seen.append((weights(trainer.policy), weights(trainer.models["critic"])))
-        return done
-
-    monkeypatch.setattr(Trainer, "begin", begins)
-    Job(tiny("algorithm=ppo", "steps=1", "warmup=none")).fit("")
-    policy, critic = seen[-1]
+def test_the_critic_begins_with_the_backbone_of_the_policy(stage):
+    models = stage("algorithm=ppo").trainer.models
+    policy, critic = weights(models["actor"]), weights(models["critic"])
     assert len(critic) > 5
     for name, tensor in critic.items():
         assert torch.equal(policy[f"model.{name}"], tensor), name
 
 
-def test_no_actor_is_loaded_that_nothing_reads(tiny, monkeypatch):
-    calls = watch(monkeypatch, "compute_columns")
-    Job(tiny("steps=1", "warmup=none")).fit("")
-    [(trainer, _)] = calls
-    assert set(trainer.models) == {"actor"}
+def test_no_actor_is_loaded_that_nothing_reads(stage):
+    assert set(stage().trainer.models) == {"actor"}
 
 
 # Old log-probabilities and controllers
 
 
-def test_a_single_update_needs_no_old_logprobs(tiny, tmp_path, monkeypatch):
-    """The proximal policy is the current one then; computing it before gives the same run."""
-    config = tiny("actor.optimizer.lr=1e-2", "warmup=none")
-    Job(config).fit("")
-    compute_columns = Trainer.compute_columns
+def timeless(numbers):
+    return {name: number for name, number in numbers.items() if not name.startswith(CLOCK)}
+
+
+def test_a_single_update_needs_no_old_logprobs(stage, monkeypatch):
+    """The proximal policy is the current one then; computing it before gives the same steps."""
+    train = stage("actor.optimizer.lr=1e-2")
+    rows = [train.rows() for _ in range(3)]
+    plain = [train.take(of_step) for of_step in rows]
+    compute_columns, without = Trainer.compute_columns, []
 
     def computing(trainer, stage, batch, metrics):
         step = compute_columns(trainer, stage, batch, metrics)
-        if stage.name == "train":
-            assert "old_logprobs" not in batch.keys()
-            batch["old_logprobs"] = trainer.policy.compute(batch, ("logprobs",), stage.source.temperature)["logprobs"]
+        without.append("old_logprobs" not in batch.keys())
+        batch["old_logprobs"] = trainer.policy.compute(batch, ("logprobs",), stage.source.temperature)["logprobs"]
         return step
 
     monkeypatch.setattr(Trainer, "compute_columns", computing)
-    config["output_dir"] = str(tmp_path / "computed")
-    Job(config).fit("")
-    for skipped, computed in zip(numbers(tmp_path / "run"), numbers(tmp_path / "computed"), strict=True):
-        assert computed == pytest.approx(skipped, abs=2e-6)
+    train.begin(train.stage.algorithm)
+    for expected, of_step in zip(plain, rows, strict=True):
+        assert timeless(train.take(of_step)) == pytest.approx(timeless(expected), abs=2e-6)
+    assert without == [True] * 3 and plain[0]["grad_norm"] > 0
 
 
-def test_old_logprobs_of_the_engine_are_copied(tiny, monkeypatch):
+def test_old_logprobs_of_the_engine_are_copied(stage, monkeypatch):
     calls = watch(monkeypatch, "compute_columns")
-    Job(tiny("steps=1", "warmup=none", "algorithm.old_logprobs=rollout")).fit("")
+    train = stage("algorithm.old_logprobs=rollout")
+    train.take(train.rows())
     [(_, (_, batch, _))] = calls
     assert torch.equal(batch["old_logprobs"], batch["rollout_logprobs"])
 
 
-@pytest.mark.parametrize("updates", [1, 2])
-def test_options_without_effect_are_named_at_the_start(updates, tiny, capsys):
-    Job(tiny("steps=1", "warmup=none", f"batch.epochs={updates}")).fit("")
+def test_options_without_effect_are_named_at_the_start(tiny, capsys):
+    Job(tiny("steps=1", "warmup=none")).fit("")
     said = (
         "one update per batch: the old policy is the one that trains, so ratios are 1 and algorithm.loss.clip_low, "
         "algorithm.loss.clip_high have no effect; set batch.minibatches or batch.epochs above 1"
     )
-    assert (said in capsys.readouterr().out) == (updates == 1)
+    assert said in capsys.readouterr().out
+    job = Job(tiny("steps=1", "warmup=none", "batch.epochs=2"))
+    assert said not in notices(job.run, job.algorithm, job.exact())
 
 
-def test_several_updates_move_away_from_the_old_policy(tiny, tmp_path):
+def test_several_updates_move_away_from_the_old_policy(stage):
     """Each of the 2 x 2 updates is a step of the optimizer; the ratio is one only in the first."""
-    config = tiny("steps=1", "warmup=none", "batch.minibatches=2", "batch.epochs=2", "actor.optimizer.lr=1e-2")
-    Job(config).fit("")
-    assert numbers(tmp_path / "run")[-1]["kl/old"] != 0
-    optimizer = state(tmp_path / "run")["actors"]["actor"]["optimizer"]
+    train = stage("batch.minibatches=2", "batch.epochs=2", "actor.optimizer.lr=1e-2")
+    assert train.take(train.rows())["kl/old"] != 0
+    optimizer = train.trainer.policy.state_dict()["optimizer"]
     assert {int(entry["step"]) for entry in optimizer["state"].values()} == {4}
 
 
-def test_a_first_mini_batch_needs_no_pass_of_its_own(tiny, monkeypatch):
+def test_a_first_mini_batch_needs_no_pass_of_its_own(stage, monkeypatch):
     """What is prepared from the current policy comes from the old columns until the policy has moved."""
     calls = watch_step(monkeypatch, "current_columns")
     asked = []
@@ -170,8 +174,9 @@ def test_a_first_mini_batch_needs_no_pass_of_its_own(tiny, monkeypatch):
         return compute(trainer, model, batch, rows, outputs, temperature)
 
     monkeypatch.setattr(Trainer, "compute", computing)
-    given = ("algorithm=kl_cov", "algorithm/gradient_mask=high_entropy", "steps=1", "warmup=none")
-    Job(tiny(*given, "batch.minibatches=2", "batch.epochs=2", "actor.optimizer.lr=1e-2")).fit("")
+    given = ("algorithm=kl_cov", "algorithm/gradient_mask=high_entropy")
+    train = stage(*given, "batch.minibatches=2", "batch.epochs=2", "actor.optimizer.lr=1e-2")
+    train.take(train.rows())
     assert [moved for _, _, moved, _ in calls] == [False, True, True, True]
     both = {"logprobs", "entropy"}
     assert [(number, set(outputs)) for number, outputs in asked] == [(0, both), (2, both), (3, both), (4, both)]
@@ -180,79 +185,66 @@ def test_a_first_mini_batch_needs_no_pass_of_its_own(tiny, monkeypatch):
     assert not torch.allclose(again["logprobs"], rows["old_logprobs"]), "by now it has moved"
 
 
-def test_the_critic_trains_alone_at_first(tiny, tmp_path, monkeypatch):
-    calls = watch(monkeypatch, "refresh")
-    before, whole = {}, Trainer.refresh
-
-    def refreshing(trainer, *arguments):
-        before[trainer.step] = (weights(trainer.policy), weights(trainer.models["critic"]))
-        whole(trainer, *arguments)
-
-    monkeypatch.setattr(Trainer, "refresh", refreshing)
-    Job(tiny("algorithm=ppo", "algorithm.critic_warmup=2", "warmup=none")).fit("")
-    assert len(calls) == 3
-    assert identical(before[1][0], before[2][0]) and not identical(before[1][1], before[2][1])
-    assert not identical(before[2][0], before[3][0])
-    rows = numbers(tmp_path / "run")[1:]
+def test_the_critic_trains_alone_at_first(stage):
+    train = stage("algorithm=ppo", "algorithm.critic_warmup=2")
+    policy, critic = (train.trainer.models[key] for key in ("actor", "critic"))
+    rows, after = [], []
+    for _ in range(3):
+        rows.append(train.take(train.rows()))
+        after.append((weights(policy), weights(critic)))
+    assert identical(after[0][0], after[1][0]) and not identical(after[0][1], after[1][1])
+    assert not identical(after[1][0], after[2][0])
     assert ["loss/ppo_clip" in row for row in rows] == [False, False, True]
     assert all("loss/value" in row for row in rows)
 
 
-def test_resampled_rows_train_and_every_row_is_described(tiny, tmp_path, monkeypatch):
+def test_resampled_rows_train_and_every_row_is_described_whatever_the_ranks(stage, monkeypatch, ranks):
     calls = watch_step(monkeypatch, "select_rows")
-    Job(tiny("algorithm=pf_ppo", "steps=1", "warmup=none")).fit("")
+    train = stage("algorithm=pf_ppo")
+    told = train.take(train.rows())
     algorithm, batch, step = calls[-1]
     rows = select_rows(algorithm, batch, step)
     assert len(rows) == len(batch) == 16
     if batch["scores"].any():
         assert (rows["scores"] > 0).all()
-    assert numbers(tmp_path / "run")[-1]["reward/mean"] == pytest.approx(float(batch["scores"].mean()))
-
-
-def test_rows_that_are_not_picked_do_not_train_and_are_described(tiny, tmp_path, monkeypatch):
-    calls = watch_step(monkeypatch, "select_rows")
-    Job(tiny("algorithm=online_dpo", "steps=1", "warmup=none", "algorithm.group_size=4")).fit("")
-    algorithm, batch, step = calls[-1]
-    differing = sum(len(batch[batch["group"] == group]["scores"].unique()) > 1 for group in batch["group"].unique())
-    assert len(batch) == 16 and len(select_rows(algorithm, batch, step)) == 2 * differing
-    assert numbers(tmp_path / "run")[-1]["reward/mean"] == pytest.approx(float(batch["scores"].mean()))
-
-
-def test_resampled_rows_do_not_depend_on_the_ranks(tiny, monkeypatch, ranks):
-    calls = watch_step(monkeypatch, "select_rows")
-    Job(tiny("algorithm=pf_ppo", "steps=1", "warmup=none")).fit("")
-    algorithm, batch, step = calls[0]
-    alone = sorted(select_rows(algorithm, batch, step)["unit"].tolist())
+    assert told["reward/mean"] == pytest.approx(float(batch["scores"].mean()))
 
     def work(world):
         return select_rows(algorithm, batch[world.rank :: 2], replace(step, all_rows=world.gather))["unit"].tolist()
 
-    assert sorted(unit for part in ranks(2, work) for unit in part) == alone
+    assert sorted(unit for part in ranks(2, work) for unit in part) == sorted(rows["unit"].tolist())
 
 
-def test_the_process_reward_model_learns_beside_the_policy(tiny, tmp_path, monkeypatch):
-    begun = watch(monkeypatch, "begin")
-    Job(tiny("algorithm=prime", "actor.optimizer.lr=1e-2", "steps=2")).fit("")
-    trainer = begun[0][0]
-    assert set(trainer.models) == {"actor", "reference", "prm"}
-    assert not identical(weights(trainer.models["prm"]), weights(trainer.models["reference"]))
-    assert not identical(weights(trainer.models["prm"]), weights(trainer.policy))
-    first = next(row for row in numbers(tmp_path / "run") if "loss/implicit_reward" in row)
+def test_rows_that_are_not_picked_do_not_train_and_are_described(stage, monkeypatch):
+    calls = watch_step(monkeypatch, "select_rows")
+    train = stage("algorithm=online_dpo", "algorithm.group_size=4")
+    told = train.take(train.rows())
+    algorithm, batch, step = calls[-1]
+    differing = sum(len(batch[batch["group"] == group]["scores"].unique()) > 1 for group in batch["group"].unique())
+    assert len(batch) == 16 and len(select_rows(algorithm, batch, step)) == 2 * differing
+    assert told["reward/mean"] == pytest.approx(float(batch["scores"].mean()))
+
+
+def test_the_process_reward_model_learns_beside_the_policy(stage):
+    train = stage("algorithm=prime", "actor.optimizer.lr=1e-2")
+    first, _ = (train.take(train.rows()) for _ in range(2))
+    models = train.trainer.models
+    assert set(models) == {"actor", "reference", "prm"}
+    assert not identical(weights(models["prm"]), weights(models["reference"]))
+    assert not identical(weights(models["prm"]), weights(models["actor"]))
     assert first["loss/implicit_reward"] == pytest.approx(math.log(2)), "it begins as the reference"
     assert {"prm/accuracy", "prm/grad_norm", "prm/lr"} <= set(first)
 
 
-@pytest.mark.parametrize(("target", "sign"), [(1e-7, 1), (1e3, -1)])
-def test_adaptive_kl_moves(target, sign, tiny, tmp_path):
+def test_adaptive_kl_moves(tiny, tmp_path):
     """Off by more than 20 %: the coefficient moves by 20 % x rows / horizon a step, from the step that sees it."""
-    Job(tiny(*ADAPTIVE, "actor.optimizer.lr=1e-2", "warmup=none", f"algorithm.reward_kl.coef.target={target}",
-             f"algorithm.terms.kl.coef.target={target}", "algorithm.reward_kl.estimator=k3")).fit("")  # fmt: skip
+    Job(tiny(*ADAPTIVE, "actor.optimizer.lr=1e-2", "warmup=none", "algorithm.reward_kl.coef.target=1e-7",
+             "algorithm.terms.kl.coef.target=1e3", "algorithm.reward_kl.estimator=k3")).fit("")  # fmt: skip
     algorithm = state(tmp_path / "run")["algorithm"]
-    moved = 1 + sign * 0.2 * 16 / 50
-    # the KL of the first step is zero, as the reference is the policy then: under any target
-    expected = 0.001 * (1 - 0.2 * 16 / 50) * moved**2
-    assert algorithm["reward_kl"]["coef"] == pytest.approx(expected)
-    assert algorithm["terms"]["kl"]["coef"] == pytest.approx(expected)
+    for found, sign in ((algorithm["reward_kl"]["coef"], 1), (algorithm["terms"]["kl"]["coef"], -1)):
+        moved = 1 + sign * 0.2 * 16 / 50
+        # the KL of the first step is zero, as the reference is the policy then: under any target
+        assert found == pytest.approx(0.001 * (1 - 0.2 * 16 / 50) * moved**2)
 
 
 # Numbers
@@ -299,14 +291,15 @@ def test_the_numbers_of_a_step_are_those_of_its_batch(tiny, tmp_path, monkeypatc
         assert row["padding/waste"] == 0.0
 
 
-def test_truncated_rows_do_not_train_where_that_is_asked(tiny, tmp_path, monkeypatch):
+def test_truncated_rows_do_not_train_where_that_is_asked(stage, monkeypatch):
     calls = watch(monkeypatch, "describe")
-    Job(tiny("steps=1", "warmup=none", "algorithm.mask_truncated=true", "rollout.max_new_tokens=3")).fit("")
+    train = stage("algorithm.mask_truncated=true", "rollout.max_new_tokens=3")
+    told = train.take(train.rows())
     [(_, (batch, _, _))] = calls
     assert batch["truncated"].any() and not batch["truncated"].all()
     assert not batch["loss_mask"][batch["truncated"]].any()
     kept = batch["loss_mask"].sum() / len(batch)
-    assert numbers(tmp_path / "run")[-1]["length/trained"] == pytest.approx(float(kept))
+    assert told["length/trained"] == pytest.approx(float(kept))
 
 
 def test_steps_evaluations_checkpoints_and_texts(tiny, tmp_path):
@@ -347,36 +340,35 @@ def test_the_metric_that_is_returned_is_the_one_that_is_named(tiny, tmp_path):
     assert last["loss/nll"] == numbers(tmp_path / "run")[2]["loss/nll"], "the last value of every number, of any stage"
 
 
-def test_two_runs_of_a_seed_are_the_same_and_another_seed_is_not(tiny, tmp_path):
+def test_two_runs_of_a_seed_are_the_same_and_another_seed_is_not(stage):
     """Also with a run of another kind between them: jobs of one process do not disturb each other."""
     runs = {"one": ("seed=3",), "between": ("seed=3", "algorithm=ppo"), "same": ("seed=3",), "other": ("seed=4",)}
+    found = {}
     for name, overrides in runs.items():
-        config = tiny("steps=1", "warmup.steps=1", *overrides)
-        config["output_dir"] = str(tmp_path / name)
-        Job(config).fit("")
-    assert numbers(tmp_path / "one") == numbers(tmp_path / "same")
-    assert numbers(tmp_path / "one") != numbers(tmp_path / "other")
+        train = stage(*overrides)
+        found[name] = [timeless(train.take(train.rows())) for _ in range(2)], train.weights()
+    assert identical(found["one"], found["same"])
+    assert found["one"][0] != found["other"][0] and not identical(found["one"][1], found["other"][1])
 
 
 # Model FLOPs
 
 
-def test_the_utilisation_is_the_speed_of_all_models_that_train_by_the_peak(monkeypatch, tiny):
+def test_the_utilisation_is_the_speed_of_all_models_that_train_by_the_peak(monkeypatch, stage):
     recorded, updates = watch_step(monkeypatch, "add_tflops"), watch(monkeypatch, "minimise")
-    config = tiny("algorithm=ppo", "steps=1", "warmup=none", "batch.minibatches=2", "strategy.peak_tflops=0.5")
-    Job(config).fit("")
+    train = stage("algorithm=ppo", "batch.minibatches=2", "strategy.peak_tflops=0.5")
+    row = train.take(train.rows())
     [(_, flops, seconds, _)] = recorded
     assert flops == [model.flops(prepared.rows) for _, (model, _, prepared, *_) in updates]
     assert len(flops) == 4 and min(flops) > 0
-    row = History.of(Path(config["output_dir"])).rows[-1]
     assert row["throughput/tflops"] == pytest.approx(sum(flops) / 1e12 / seconds)
     assert row["throughput/mfu"] == pytest.approx(row["throughput/tflops"] / 0.5)
 
 
 @pytest.mark.parametrize("partly", ["actor/lora=lora", "actor.frozen=['model.embed_tokens.*']"])
-def test_a_model_of_which_a_part_trains_has_no_utilisation(partly, tiny):
-    config = tiny(partly, "steps=1", "warmup=none")
-    Job(config).fit("")
-    assert not {"throughput/tflops", "throughput/mfu"} & set(History.of(Path(config["output_dir"])).names)
+def test_a_model_of_which_a_part_trains_has_no_utilisation(partly, stage, tiny):
+    train = stage(partly)
+    row = train.take(train.rows())
+    assert row["grad_norm"] > 0 and not {"throughput/tflops", "throughput/mfu"} & set(row)
     with pytest.raises(ValueError, match=r"^strategy\.peak_tflops=1\.0: throughput/mfu counts models all of whose"):
         Job(tiny(partly, "strategy.peak_tflops=1"))

@@ -28,20 +28,25 @@ class TrainStage:
         self._initial = {key: copy.deepcopy(model.state_dict()) for key, model in models.items() if model.has_weights}
         self.trainer.begin(self._number, self.stage, None)
 
-    def rows(self):
+    def rows(self, metrics=None):
         """The rows of the next step, sampled with the present weights where they are sampled."""
         if self.stage.source.samples():
             self.trainer.publish(self.stage, self.trainer.step)
-        return self.stage.source.next(Metrics())
+        return self.stage.source.next(Metrics() if metrics is None else metrics)
 
-    def take(self, rows):
+    def take(self, rows, metrics=None):
         """Takes a step with a copy of these rows; returns its numbers."""
-        metrics, batch = Metrics(), rows.clone()
+        metrics, batch = Metrics() if metrics is None else metrics, rows.clone()
         self.trainer.step += 1
         step = self.trainer.compute_columns(self.stage, batch, metrics)
         self.trainer.update(self.stage, self.trainer.step, batch, step)
         self.trainer.describe(batch, metrics, 1.0)
         return metrics.reduce(self.trainer.world.gather)
+
+    def step(self):
+        """Takes a step with its own rows; returns its numbers, those of the sampling too."""
+        metrics = Metrics()
+        return self.take(self.rows(metrics), metrics)
 
     def begin(self, algorithm):
         """Restarts the stage with the first weights and another algorithm."""

@@ -20,6 +20,12 @@ signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell lets what it starts in t
 process = subprocess.Popen([sys.executable, *sys.argv[1:]], stdin=subprocess.PIPE, start_new_session=True)
 process.wait()
 """
+# The supervisor, which scans shared memory more often.
+SCANS = f"""
+import sys; sys.path.insert(0, {str(Path(process_supervisor.__file__).parent)!r})
+import process_supervisor; process_supervisor.SCAN_S = 0.05
+process_supervisor.main()
+"""
 # A server that has a worker of its own; both write their ids and leave a socket. It may be deaf to SIGTERM.
 SERVER = """
 import os, signal, socket, subprocess, sys, tempfile, time
@@ -72,8 +78,22 @@ def serve(tmp_path):
         process.wait()
 
 
-@pytest.mark.parametrize("kind", ["plain", "deaf"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (signal.SIGKILL, "deaf"),
+        (signal.SIGTERM, "plain"),
+        *[
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (signal.SIGKILL, "plain"),
+                (signal.SIGTERM, "deaf"),
+                (signal.SIGINT, "plain"),
+                (signal.SIGINT, "deaf"),
+            )
+        ],
+    ],
+)
 def test_a_server_and_its_workers_end_with_the_process_that_started_it(serve, kind, number, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(folder := tmp_path / "temporary"))
     folder.mkdir()
@@ -102,7 +122,7 @@ import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print(flush=True)
 os.read(0, 1)  # until what holds the pipe has ended
-time.sleep(0.5)
+time.sleep(0.2)
 open("tidy", "w")
 """
     pipes = "stdin=subprocess.PIPE, stdout=subprocess.PIPE"
@@ -131,18 +151,18 @@ for name, mode in ({before.name!r}, 0o600), *ours:
     mapped.append(mmap.mmap(number, 8))
 with open("name", "w") as file:
     file.write(memory.name)
-time.sleep(2)
+time.sleep(2)  # in which the supervisor scans
 {ending}
 """
-        command = [sys.executable, process_supervisor.__file__, "0.3", sys.executable, "-c", body]
+        command = [sys.executable, "-c", SCANS, "0.3", sys.executable, "-c", body]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=tmp_path)
         await_that(lambda: (tmp_path / "name").exists() and (tmp_path / "name").read_text())
         memory = Path("/dev/shm", (tmp_path / "name").read_text())
         ours, two, everyones = (Path(f"{memory}-{name}") for name in ("ours", "two", "all"))
         assert memory.stat().st_size == 2**20 and ours.exists()
         with two.open("r+b") as file, mmap.mmap(file.fileno(), 8):
-            time.sleep(0 if ending.startswith("time") else 2)
-            process.stdin.close()
+            if ending.startswith("time"):  # otherwise it ends by itself
+                process.stdin.close()
             assert process.wait(20) == 137
         assert not memory.exists() and not ours.exists()
         assert two.exists() and everyones.exists() and Path("/dev/shm", before.name).exists()

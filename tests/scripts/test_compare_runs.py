@@ -37,9 +37,28 @@ def recording(tmp_path):
             "tensors": {key: digest(value) for key, value in tensors.items()},
             "files": {} if ranks > 1 else {"answers.jsonl": {"sha256": contents, "numbers": [1.0]}},
         }
-        return {"runs": {"tiny": run}}, folder
+        return {"checkout": "here", "commit": "c", "torch": "2", "runs": {"tiny": run}}, folder
 
     return make
+
+
+@pytest.fixture
+def compared(monkeypatch, capsys):
+    """Runs the command on two recordings; returns its status and what it prints."""
+
+    def run(*recordings):
+        files = [folder.with_suffix(".json") for _, folder in recordings]
+        for file, (found, _) in zip(files, recordings, strict=True):
+            file.write_text(json.dumps(found))
+        monkeypatch.setattr(sys, "argv", ["compare_runs.py", "compare", *map(str, files)])
+        try:
+            compare_runs.main()
+            status = 0
+        except SystemExit as ended:
+            status = ended.code
+        return status, capsys.readouterr().out
+
+    return run
 
 
 def verdict(one, other):
@@ -126,37 +145,29 @@ def test_the_tensors_of_every_file_of_a_checkpoint_are_read(tmp_path):
     assert found == {WEIGHT: [1.0], "shard.safetensors:w": [0.0, 0.0]}
 
 
-@pytest.fixture(scope="module")
-def twice(tmp_path_factory):
-    """The recording of a very short run, and its copy."""
+@pytest.mark.slow
+def test_a_real_run_is_recorded(tmp_path, compared):
     small = ("algorithm=sft", "cache=null", "strategy.device=cpu", "data.train.count=8", "data.eval.heldout.count=2")
     tiny = Run("tiny", (*small, "steps=1", "batch.prompts=2", Spelled("seed=3", "seed=4")))
-    folder = tmp_path_factory.mktemp("recordings")
-    recording = Recorder(ROOT, folder / "runs", folder / "one.tensors", "old").record_all([tiny], 1, lambda text: None)
-    assert recording["failed"] == []
-    shutil.copytree(folder / "one.tensors", folder / "other.tensors")
-    files = [folder / "one.json", folder / "other.json"]
-    for path in files:
-        path.write_text(json.dumps(recording))
-    return files
-
-
-def test_a_real_run_is_recorded(twice, monkeypatch, capsys):
-    run = json.loads(twice[0].read_text())["runs"]["tiny"]
+    folder = tmp_path / "one.tensors"
+    found = Recorder(ROOT, tmp_path / "runs", folder, "old").record_all([tiny], 1, lambda text: None)
+    assert found["failed"] == []
+    run = found["runs"]["tiny"]
     assert run["steps"]["1"]["loss/nll"] > 0 and "seed=3" in run["command"]
     assert not [name for name in run["steps"]["1"] if name.startswith(("time/", "memory/", "throughput/"))]
     assert any(name.startswith("actor/model.safetensors:") for name in run["tensors"])
     assert any("optimizer" in name for name in run["tensors"])
-    monkeypatch.setattr(sys, "argv", ["compare_runs.py", "compare", *map(str, twice)])
-    compare_runs.main()
-    assert "| tiny | 1 | 2 |" in (said := capsys.readouterr().out) and "bit-equal" in said
-
-
-def test_a_difference_is_the_status_of_the_command(twice, monkeypatch, capsys):
-    changed = json.loads(twice[1].read_text())
+    status, said = compared((found, folder), (found, shutil.copytree(folder, tmp_path / "other.tensors")))
+    assert status == 0 and "| tiny | 1 | 2 |" in said and "bit-equal" in said
+    changed = copy.deepcopy(found)
     changed["runs"]["tiny"]["steps"]["1"]["loss/nll"] += 1e-15
-    twice[1].write_text(json.dumps(changed))
-    monkeypatch.setattr(sys, "argv", ["compare_runs.py", "compare", *map(str, twice)])
-    with pytest.raises(SystemExit, match="1"):
-        compare_runs.main()
-    assert "FAILED" in capsys.readouterr().out
+    status, said = compared((found, folder), (changed, tmp_path / "other.tensors"))
+    assert status == 1 and "FAILED" in said
+
+
+def test_the_status_of_the_command_is_whether_there_is_a_difference(recording, compared):
+    one = recording("one")
+    status, said = compared(one, recording("other"))
+    assert status == 0 and "| tiny | 1 | 2 |" in said and "bit-equal" in said
+    status, said = compared(one, recording("more", loss=0.1 + 1e-15))
+    assert status == 1 and "FAILED" in said

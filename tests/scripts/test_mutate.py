@@ -1,5 +1,6 @@
 """The mutation check: each operator on a made-up function, and the loop around one."""
 
+import gc
 import io
 import os
 import signal
@@ -259,8 +260,8 @@ def test_what_processes_return_and_how_they_end(tmp_path):
         os.kill(os.getpid(), signal.SIGTERM)
 
     folders = ("PYTEST_DEBUG_TEMPROOT", "RFT_CACHE")
-    works = [lambda: [3, "a"], lambda: [os.environ[name] for name in folders], killed, lambda: 1 / 0, endless]
-    first, places, *ended = forked(works, 2)
+    works = [lambda: [3, "a"], lambda: [os.environ[name] for name in folders], killed, lambda: 1 / 0]
+    first, places, *ended = forked(works, 60) + forked([endless], 3)
     assert first == [3, "a"]
     assert len({*places, *(os.environ.get(name) for name in folders)}) == 4  # no other process writes there
     assert [sentence.partition(" within ")[0] for sentence in ended] == [
@@ -302,6 +303,7 @@ def run(*arguments: object) -> tuple[int, str]:
     """The status and the output of the command, in a process forked from this one."""
 
     def command() -> tuple[int, str]:
+        gc.freeze()  # pytest collects garbage twice, and what this session has imported is none
         sys.argv = ["mutate.py", *map(str, arguments)]
         with redirect_stdout(io.StringIO()) as output, pytest.raises(SystemExit) as ended:
             main()

@@ -168,7 +168,7 @@ def test_a_weight_that_is_not_finite_names_the_last_checkpoint(tmp_path):
     assert text.endswith(str(tmp_path))
 
 
-SKIP = ("faults.nonfinite=skip", "steps=4", "warmup=none", "batch.minibatches=2", "checkpoint.every=1",
+SKIP = ("faults.nonfinite=skip", "steps=3", "warmup=none", "batch.minibatches=2", "checkpoint.every=1",
         "checkpoint.keep_last=9", "algorithm/terms=[kl_adaptive]", "algorithm.terms.kl.coef.horizon=50")  # fmt: skip
 
 
@@ -197,7 +197,7 @@ def test_a_score_that_is_not_finite_after_shaping_stops_with_every_policy(policy
 
 def check_equal(skipped, without):
     """The first run differs from the second in the count of its skipped updates alone."""
-    assert [row.get("faults/skipped_updates") for row in numbers(skipped)] == [None, 0, 1, 0, 0]
+    assert [row.get("faults/skipped_updates") for row in numbers(skipped)] == [None, 0, 1, 0]
     counts = {"faults/skipped_updates": 0, "faults/skipped_in_a_row": 0}
     assert [row | counts for row in numbers(skipped)] == [row | counts for row in numbers(without)]
     saved, expected = state(skipped), state(without)
@@ -206,14 +206,14 @@ def check_equal(skipped, without):
     assert identical(saved, expected)
 
 
-@pytest.mark.parametrize("tokens", [64, 4096])
+@pytest.mark.parametrize("tokens", [64, pytest.param(4096, marks=pytest.mark.slow)])
 def test_a_run_that_skips_equals_one_in_which_the_update_never_was(tokens, config, tmp_path, monkeypatch):
     given = (f"actor.micro_batch_tokens={tokens}", "checkpoint.every=0")
     Job(config(tmp_path / "skipped", *given)).fit("")
     monkeypatch.setattr(Trainer, "minimise", skips_on_ranks.without_spoilt(Trainer.minimise))
     monkeypatch.setattr(skips_on_ranks, "CALLS", calls := [])
     Job(config(tmp_path / "without", *given)).fit("")
-    assert sum(calls) == 1 and len(calls) == 8
+    assert sum(calls) == 1 and len(calls) == 6
     check_equal(tmp_path / "skipped", tmp_path / "without")
 
 
@@ -232,12 +232,12 @@ def test_two_ranks_skip_the_update_in_which_one_of_them_has_the_row(config, tmp_
 @pytest.mark.slow
 def test_a_resumed_run_skips_the_same_updates(config, tmp_path, monkeypatch):
     given = {"versions": (1, 2, 3)}
-    Job(config(tmp_path / "whole", **given)).fit("")
+    Job(config(tmp_path / "whole", "steps=4", **given)).fit("")
     with monkeypatch.context() as patch:
         interrupt(patch, 4)
         with pytest.raises(Interrupted):
-            Job(config(tmp_path / "run", **given)).fit("")
-    Job(config(tmp_path / "run", **given)).fit("")
+            Job(config(tmp_path / "run", "steps=4", **given)).fit("")
+    Job(config(tmp_path / "run", "steps=4", **given)).fit("")
     assert numbers(tmp_path / "run") == numbers(tmp_path / "whole")
     assert identical(state(tmp_path / "run")["actors"], state(tmp_path / "whole")["actors"])
 
@@ -333,7 +333,7 @@ def check_dropped(dropped, without):
     """The first run differs from the second in the counts of its dropped rows, and in the work before it drops them."""
     rows, others = ([drop_balance(row) for row in numbers(run)] for run in (dropped, without))
     counted = [[row.pop(f"faults/dropped_{name}", None) for name in ("rows", "tokens")] for row in rows]
-    assert counted[:2] == [[None, None], [0, 0]] and counted[3:] == [[0, 0], [0, 0]]
+    assert counted[:2] == [[None, None], [0, 0]] and counted[3:] == [[0, 0]]
     assert counted[2][0] == 1 and counted[2][1] > 0
     for row in others[1:]:
         assert row.pop("faults/dropped_rows") == row.pop("faults/dropped_tokens") == 0

@@ -18,7 +18,11 @@ def test_the_warning_names_the_gap_and_the_command(monkeypatch):
 
 @pytest.mark.parametrize(
     ("changes", "warned"),
-    [((), True), (("rollout.top_k=3",), False), (("strategy.dtype=bfloat16",), False)],
+    [
+        ((), True),
+        pytest.param(("rollout.top_k=3",), False, marks=pytest.mark.slow),
+        (("strategy.dtype=bfloat16",), False),
+    ],
 )
 def test_an_engine_with_a_fault_is_warned_about_once(tiny, tmp_path, capsys, changes, warned):
     words = ("warmup=none", "steps=2", "rollout.temperature=0.7", *changes)

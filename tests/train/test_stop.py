@@ -56,7 +56,10 @@ def test_the_first_signal_is_recorded_and_said(start, number):
     assert err == f"\n{number.name}: the trainer finishes the step, saves, stops; a second signal kills it\n"
 
 
-@pytest.mark.parametrize(("first", "second", "status"), [("SIGTERM", "SIGTERM", 143), ("SIGUSR1", "SIGINT", 130)])
+@pytest.mark.parametrize(
+    ("first", "second", "status"),
+    [("SIGTERM", "SIGTERM", 143), pytest.param("SIGUSR1", "SIGINT", 130, marks=pytest.mark.slow)],
+)
 def test_a_second_signal_ends_a_process_that_waits_outside_of_python(start, first, second, status):
     process = start("inside")
     process.send_signal(signal.Signals[first])

@@ -63,7 +63,9 @@ def test_a_sound_run(examined, tmp_path):
         ),
         ("OneVersionBehind", "weights", "has stale weights, it does not return to the policy's weights"),
         ("DriftsWithEveryUpdate", "drift", "an update at learning rate 0 changes the gap"),
-        ("DoublesFirstToken", "template", "the engine repeats the first token of a prompt"),
+        pytest.param(
+            "DoublesFirstToken", "template", "the engine repeats the first token of a prompt", marks=pytest.mark.slow
+        ),
         ("DropsFirstToken", "template", "the engine drops the first token of a prompt"),
         ("Rounds", "rounding", "rounds its log-probabilities to float16: set rollout.engine_args"),
         (
@@ -110,7 +112,7 @@ def test_an_engine_that_heeds_no_seeds_is_not_blamed_for_it(examined):
     assert said < 1e-5 and "✗" not in text and "16 of 16 rows" not in text
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_the_cause_of_a_gap_is_named_where_no_two_samples_are_the_same(seed, examined):
     engine = "rollout.engine._target_=tests.modes.doctor.broken.HeedsNeitherSeedsNorTemperature"
     said, text = examined(engine, f"seed={seed}")

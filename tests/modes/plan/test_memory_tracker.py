@@ -163,7 +163,7 @@ def test_without_gradients_in_inference_mode_the_same_is_seen(tracker):
     assert found["plain"] == found["inference"]
 
 
-@pytest.mark.parametrize("rows", [{"packing": True}, {"packing": False}])
+@pytest.mark.parametrize("rows", [{"packing": True}, pytest.param({"packing": False}, marks=pytest.mark.slow)])
 def test_an_actor_without_numbers_takes_to_the_byte_what_a_real_one_takes(rows):
     """Everything but the numbers is the same: forward, backward, FSDP, clipping, the optimizer."""
     world, found = start("cpu"), []

@@ -22,6 +22,7 @@ from rft.remote.server_process import free_port
 from rft.rollout.server.sglang import SGLangApi
 from rft.rollout.server.vllm import VLLMApi, VLLMServers
 from rft.rollout.server.weights.version import WeightVersion
+from tests.modes.serve.in_process import serve_until
 from tests.rollout.server.fake_server import FakeServer
 from tests.rollout.server.scripted import tied_model
 
@@ -29,6 +30,7 @@ INTERRUPTIBLE = (
     "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
 )
 ROOT = Path(__file__).parents[3]
+SERVED = ("rollout=vllm_server", "rollout.engine._target_=tests.modes.serve.test_model.Servers")
 SERVER = ROOT / "tests" / "rollout" / "server" / "fake_server.py"
 
 
@@ -49,8 +51,7 @@ class Servers(VLLMServers):
 
 
 def start(folder, *overrides):
-    command = [sys.executable, "-m", "rft.main", "mode=serve", "rollout=vllm_server", f"output_dir={folder}/run"]
-    command += ["rollout.engine._target_=tests.modes.serve.test_model.Servers", *overrides]
+    command = [sys.executable, "-m", "rft.main", "mode=serve", *SERVED, f"output_dir={folder}/run", *overrides]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
     # A script's background ignores interrupts, and so does what is started there.
     command = [sys.executable, "-c", INTERRUPTIBLE, *command]
@@ -67,10 +68,9 @@ def alive(pid):
     return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z" if Path("/proc").is_dir() else True
 
 
-def test_servers_are_started_named_and_ended(tmp_path):
-    port = free_port()
-    serving = start(tmp_path, f"serve.port={port}", "serve.count=2")
-    said = [next(serving.stdout) for _ in range(5)]
+def check_two_servers(lines, port, folder):
+    """What is said of two servers, whose process ids this returns, and that they ask for the key."""
+    said = [next(lines) for _ in range(5)]
     addresses = f"127.0.0.1:{port},127.0.0.1:{port + 1}"
     assert said[0].strip() == "waiting for weights: no request is answered until a run sends them"
     assert said[1].strip() == f"addresses: {addresses.replace(',', ', ')}; a run samples there with"
@@ -83,10 +83,27 @@ def test_servers_are_started_named_and_ended(tmp_path):
     for wrong in ("", "another"):
         with pytest.raises(urllib.error.HTTPError, match="401"):
             paused(port, wrong)
-    kept = [path for path in (tmp_path / "run").rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
+    kept = [path for path in (folder / "run").rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
     assert kept == [], "the key is printed alone"
-    pids = [int((tmp_path / "run" / "servers" / f"{number}.log").read_text().split()[0]) for number in (0, 1)]
+    pids = [int((folder / "run" / "servers" / f"{number}.log").read_text().split()[0]) for number in (0, 1)]
     assert all(alive(pid) for pid in pids)
+    return pids
+
+
+def test_servers_are_started_named_and_ended(resolved, monkeypatch, tmp_path):
+    monkeypatch.setattr("rft.modes.serve.model.PAUSE_S", 0.05)
+    port, pids = free_port(), []
+    config = resolved("mode=serve", *SERVED, f"output_dir={tmp_path}/run", f"serve.port={port}", "serve.count=2")
+    rest = serve_until(config, lambda lines: pids.extend(check_two_servers(lines, port, tmp_path)))
+    assert rest == "stopping the servers\n"
+    assert len(pids) == 2 and not any(alive(pid) for pid in pids)
+
+
+@pytest.mark.slow
+def test_the_command_starts_names_and_ends_servers(tmp_path):
+    port = free_port()
+    serving = start(tmp_path, f"serve.port={port}", "serve.count=2")
+    pids = check_two_servers(serving.stdout, port, tmp_path)
     serving.send_signal(signal.SIGINT)
     assert "stopping the servers" in serving.communicate(timeout=60)[0]
     assert not any(alive(pid) for pid in pids)

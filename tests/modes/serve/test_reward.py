@@ -1,4 +1,4 @@
-"""mode=serve with reward terms, as a command: what it prints, what it answers, and how it ends."""
+"""mode=serve with reward terms: what it prints, what it answers, and how it ends."""
 
 import os
 import re
@@ -14,6 +14,7 @@ from rich.console import Console
 
 from rft.modes.serve.run import serve
 from rft.remote.server_process import free_port
+from tests.modes.serve.in_process import serve_until
 from tests.modes.serve.test_model import INTERRUPTIBLE, ROOT
 from tests.reward.serving.served import ask
 from tests.reward.test_workers import children
@@ -36,35 +37,73 @@ def last_of(lines, count):
     return [next(lines) for _ in range(count)][-1].strip()
 
 
+class Asked:
+    """Asks the server of a process for scores that take until a deadline.
+
+    Args:
+        token: the variable of the key, or None.
+
+    Attributes:
+        overrides: of the config of the server.
+        started: the processes of its workers.
+    """
+
+    def __init__(self, token):
+        self.port, self.token = free_port(), token
+        named = [] if token is None else [f"serve.token={token}"]
+        self.overrides = ["reward=function", FUNCTION, *PROCESS, f"serve.port={self.port}", *named]
+        self.started = []
+        self._threads = ThreadPoolExecutor(1)
+
+    def begin(self, lines, pid):
+        """Reads what the server says, and asks; returns when its workers are at work."""
+        before, address, token = set(children(pid)), f"http://127.0.0.1:{self.port}", self.token
+        assert next(lines).strip() == f"serving the reward terms function at {address}"
+        assert next(lines).strip() == "a run uses their sum with"
+        place = f'"reward.terms.remote.addresses=[{address}]" reward.terms.remote.token={token or "RFT_SERVE_KEY"}'
+        assert place in next(lines)
+        key = "secret" if token else re.fullmatch(r"export RFT_SERVE_KEY=([\w-]{43})", last_of(lines, 2))[1]
+        assert ask(f"{address}/health", token=None)[0] == 401 and ask(f"{address}/health", token=key)[1]["ready"]
+        body = {"responses": ["abc", "hang"], "rows": [{}, {}]}
+        self._answer = self._threads.submit(ask, f"{address}/score", body, key)
+        deadline = time.monotonic() + 20
+        while len(self.started) < 2 and time.monotonic() < deadline:
+            self.started = sorted(set(children(pid)) - before)
+            time.sleep(0.01)
+        time.sleep(0.2)
+
+    def end(self):
+        """Checks what was answered, and that no worker is left."""
+        status, found = self._answer.result()
+        self._threads.shutdown()
+        assert status == 200 and [one["total"] for one in found["results"]] == [3.0, None]
+        assert found["results"][1]["unscored"] == {"function": "deadline"}
+        assert self.started and not any(Path(f"/proc/{pid}").exists() for pid in self.started)
+
+
 @pytest.mark.parametrize(
     ("end", "token"), [(signal.SIGTERM, None), pytest.param(signal.SIGINT, "MY_KEY", marks=pytest.mark.slow)]
 )
-def test_terms_are_served_and_what_is_in_flight_at_the_end_is_answered(tmp_path, end, token):
-    port = free_port()
-    address = f"http://127.0.0.1:{port}"
-    named = [] if token is None else [f"serve.token={token}"]
-    serving = start(tmp_path, "reward=function", FUNCTION, *PROCESS, f"serve.port={port}", *named)
-    assert next(serving.stdout).strip() == f"serving the reward terms function at {address}"
-    assert next(serving.stdout).strip() == "a run uses their sum with"
-    place = f'"reward.terms.remote.addresses=[{address}]" reward.terms.remote.token={token or "RFT_SERVE_KEY"}'
-    assert place in next(serving.stdout)
-    key = "secret" if token else re.fullmatch(r"export RFT_SERVE_KEY=([\w-]{43})", last_of(serving.stdout, 2))[1]
-    assert ask(f"{address}/health", token=None)[0] == 401 and ask(f"{address}/health", token=key)[1]["ready"]
-    with ThreadPoolExecutor(1) as threads:
-        body = {"responses": ["abc", "hang"], "rows": [{}, {}]}
-        answer = threads.submit(ask, f"{address}/score", body, key)
-        deadline = time.monotonic() + 20
-        while len(started := children(serving.pid)) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(0.2)
-        serving.send_signal(end)
-        status, found = answer.result()
-    assert status == 200 and [one["total"] for one in found["results"]] == [3.0, None]
-    assert found["results"][1]["unscored"] == {"function": "deadline"}
+def test_what_is_in_flight_at_the_end_is_answered(end, token, resolved, caplog, monkeypatch, tmp_path):
+    monkeypatch.setenv("MY_KEY", "secret")
+    asked = Asked(token)
+    config = resolved("mode=serve", *asked.overrides, f"output_dir={tmp_path}/run")
+    assert serve_until(config, lambda lines: asked.begin(lines, os.getpid()), end) == "stopped\n"
+    assert any("not done in deadline_s" in message for message in caplog.messages)
+    asked.end()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("end", "token"), [(signal.SIGTERM, None), (signal.SIGINT, "MY_KEY")])
+def test_the_command_serves_terms_and_answers_what_is_in_flight_at_the_end(tmp_path, end, token):
+    asked = Asked(token)
+    serving = start(tmp_path, *asked.overrides)
+    asked.begin(serving.stdout, serving.pid)
+    serving.send_signal(end)
     said, _ = serving.communicate(timeout=30)
     logged, last = said.splitlines()
     assert serving.returncode == 0 and last == "stopped" and "not done in deadline_s" in logged
-    assert started and not any(Path(f"/proc/{pid}").exists() for pid in started)
+    asked.end()
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ class Count:
 
     def __enter__(self):
         gc.collect()
+        gc.freeze()  # so that a count does not look at what was there before
         self._before = set(living())
         self.seen: dict[str, list[int]] = {}
         self._last: PreTrainedModel | None = None

@@ -60,7 +60,12 @@ def machine(tmp_path_factory, sandbox):
     del os.environ["RFT_TEST_SECRET"]
 
 
-@pytest.mark.parametrize("name", EXHAUST)
+AS_OTHERS = ("endless loop", "waits for input forever")  # of which there is a stricter or a simpler one
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in AS_OTHERS else []) for name in EXHAUST]
+)
 def test_a_program_that_exhausts_a_resource_is_ended(name, sandbox):
     statuses, program = EXHAUST[name]
     patient = replace(LIMITS, seconds=20.0, cpu_seconds=20)  # on a busy machine too, memory ends it first

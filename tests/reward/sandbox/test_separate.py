@@ -112,7 +112,10 @@ ATTACKS = {
 }
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if name == "an endless loop" else []) for name in ATTACKS],
+)
 def test_a_program_that_is_wrong_does_not_pass(name, code):
     assert passed(code, ATTACKS[name]) == 0.0
     assert none_left(code._sandbox._server.pid)

@@ -86,13 +86,15 @@ def test_an_answer_that_cannot_be_trusted_is_no_score(serve, fault):
         (422, "refused", 1),
     ],
 )
-def test_a_request_that_fails_is_repeated_if_time_may_cure_it(serve, fault, reason, requests):
+def test_a_request_that_fails_is_repeated_if_time_may_cure_it(serve, fault, reason, requests, monkeypatch):
+    monkeypatch.setattr("rft.reward.call.PAUSES_S", (0.0, 0.0))  # tests/reward/test_call.py measures them
     server = serve(lambda number: fault)
     found = score(remote([server.address], call={"tries": 2}))
     assert reasons(found) == [reason] * 4 and len(server.requests) == requests
 
 
-def test_a_server_that_hangs_is_unscored_at_the_deadline_and_the_next_try_asks_another(serve):
+def test_a_server_that_hangs_is_unscored_at_the_deadline_and_the_next_try_asks_another(serve, monkeypatch):
+    monkeypatch.setattr("rft.reward.call.PAUSES_S", (0.0, 0.0))
     hanging, other = serve(lambda number: "hang"), serve()
     found = score(remote([hanging.address], call={"deadline_s": 0.2}))
     assert reasons(found) == ["deadline"] * 4

@@ -73,7 +73,8 @@ class FakeServer:
     """One server in threads of this process.
 
     Attributes:
-        faults: by path, what happens to the next calls: a name, a status or seconds of delay each, or None.
+        faults: by path, what happens to the next calls: a name, a status, seconds of delay or a function that is called
+            before the answer each, or None.
         always: by path, what happens to all calls without a fault of their own.
         seconds: that a sample takes.
         capacity: samples at once; more are refused with 503.
@@ -155,6 +156,8 @@ class FakeServer:
             return
         if fault == "late" or isinstance(fault, float):
             self.gone.wait(0.1 if fault == "late" else fault)
+        if callable(fault):
+            fault()
         if fault == "corrupt":
             body = body[: len(body) // 2] + b"\x00"
         try:

@@ -1,5 +1,6 @@
 """What tests of servers share: an engine for fake ones, what it is asked, and what is right."""
 
+import functools
 from pathlib import Path
 
 import torch
@@ -46,10 +47,16 @@ MODEL = {
 }
 
 
+@functools.cache
+def plain_model() -> Qwen3ForCausalLM:
+    """The model of an engine that reads its shape alone, as its weights are those of `weights`."""
+    return Qwen3ForCausalLM(Qwen3Config(**MODEL))
+
+
 def make_engine(world, server_api, folder: Path, servers=(), model=None, **changes) -> ServersEngine:
     """An engine for servers that run, with short deadlines; `changes` are of the options."""
     options = OPTIONS | {"addresses": [server.address for server in servers]} | changes
-    model = model or Qwen3ForCausalLM(Qwen3Config(**MODEL))
+    model = model or plain_model()
 
     class Kind(ServersEngine):
         @staticmethod

@@ -127,8 +127,8 @@ def test_a_wait_for_servers_that_are_gone_ends_with_their_names(taught):
     for server in servers:
         server.kill()
     waits = "rank 0 waits for a server that is up "
-    with pytest.raises(TimeoutError, match=rf"{waits}\(teacher 0 \({servers[0].address}\).*teacher 1 .*, 0.5 s"):
-        teacher(servers).compute(batch(), ALL, 1.0)
+    with pytest.raises(TimeoutError, match=rf"{waits}\(teacher 0 \({servers[0].address}\).*teacher 1 .*, 0.1 s"):
+        teacher(servers, start_s=0.1).compute(batch(), ALL, 1.0)
 
 
 def test_a_model_that_finds_tokens_likely_which_the_policy_has_not_is_no_teacher(taught):

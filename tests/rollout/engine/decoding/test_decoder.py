@@ -65,7 +65,7 @@ def test_new_weights_between_two_calls(tokenizer):
     [
         ("qwen3", {}, "_step"),
         ("llama", {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.01}, "_step"),
-        ("mixtral", {"temperature": 0.0}, "_step"),
+        pytest.param("mixtral", {"temperature": 0.0}, "_step", marks=pytest.mark.slow),
         ("qwen3", {"top_p": 0.9}, "_logits"),  # a draw by top-p alone reads how many tokens it must sort
     ],
 )

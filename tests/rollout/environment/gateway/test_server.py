@@ -75,18 +75,22 @@ FAILURES = {
 @pytest.mark.parametrize("workers", ["inline", "process"])
 def test_an_agent_that_fails_has_no_score_and_ends_nothing_else(workers, tmp_path):
     pids = tmp_path / "pids"
-    more = {"dies": "process_died: run: the process", "hangs": "seconds: the episode took longer than 4 s"}
-    expected = FAILURES | (more if workers == "process" else {})
-    rows = [{"prompt": "Q", "way": way, "pids": str(pids)} for way in (*expected, "well", "none")]
-    found, _ = play(
-        lambda text: "a", node("in_many_ways", agents.__name__, most=0.5), rows, workers=workers, max_seconds=4.0
-    )
+    expected = FAILURES | ({"dies": "process_died: run: the process"} if workers == "process" else {})
+    many = node("in_many_ways", agents.__name__, most=0.5)
+
+    def episodes(*ways, seconds=SOON_S):
+        rows = [{"prompt": "Q", "way": way, "pids": str(pids)} for way in ways]
+        return play(lambda text: "a", many, rows, workers=workers, max_seconds=seconds)[0]
+
+    found = episodes(*expected, "well", "none")
     *failed, well, none = [group[0].episode for group in found]
     for record, reason in zip(failed, expected.values(), strict=True):
         assert record["failed"].startswith(reason)
     assert (well["failed"], well["reward"], none["failed"], none["reward"]) == (None, 0.5, None, None)
     if workers == "process":
-        deadline = time.monotonic() + 5
+        [[hung]] = episodes("hangs", seconds=4.0)
+        assert hung.episode["failed"].startswith("seconds: the episode took longer than 4 s")
+        deadline = time.monotonic() + SOON_S
         while any(alive(int(pid)) for pid in pids.read_text().split()) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not any(alive(int(pid)) for pid in pids.read_text().split()), "the process that hung, and its child"
@@ -137,7 +141,7 @@ def writes_slowly(text):
     if text != "slow":
         return "a"
     SLOW.set()
-    time.sleep(1)
+    time.sleep(0.5)
     return "late"
 
 
