@@ -76,18 +76,24 @@ table() {
   printf '%8s %8s  %s\n' 0 "$SECONDS" "the whole"
 }
 
-end_all() {
-  trap '' HUP INT TERM
-  set +m  # a signal may have come within `launch`: bash would tell of every process that ends
-  local groups group
-  groups=$(jobs -rp)
-  for group in $groups; do kill -s TERM -- "-$group" 2> /dev/null || true; done
-  for _ in {1..100}; do  # pytest ends the servers of its tests
+end_groups() {  # end_groups SIGNAL GROUPS TENTHS: sends it, and waits for the steps until then
+  local group tenth
+  for group in $2; do kill -s "$1" -- "-$group" || true; done
+  for ((tenth = 0; tenth < $3; tenth++)); do
     [ -n "$(jobs -rp)" ] || break
     sleep 0.1
   done
-  for group in $groups; do kill -s KILL -- "-$group" 2> /dev/null || true; done
-  wait 2> /dev/null || true  # here bash tells of those that were killed
+}
+
+end_all() {
+  trap '' HUP INT TERM
+  exec 2> /dev/null  # to which bash tells of the processes that end
+  local groups
+  groups=$(jobs -rp)
+  end_groups TERM "$groups" 50  # pytest ends the servers of its tests
+  end_groups TERM "$(jobs -rp)" 50  # a shell may have missed the first: it had it while it started a command
+  end_groups KILL "$groups" 0
+  wait || true
   table
   rm -rf "$work"
 }

@@ -90,3 +90,11 @@ def test_a_script_that_is_stopped_ends_its_steps_and_leaves_no_folder(script, tm
     assert status == 143 and list(table) == ["back (status 143)", "front (status 143)", "the whole"]
     assert "Exit 143" not in text, "bash told of jobs that ended"
     assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.slow
+def test_a_step_that_misses_a_signal_gets_another_one(script, tmp_path):
+    deaf = "trap 'trap - TERM' TERM; touch begun; while true; do sleep 0.1; done"  # at first
+    stop = f"stop() {{ {AWAIT} begun; kill $$; sleep 1000; }}"
+    status, _, table = ended(script(f'cd {tmp_path}\n{stop}\nstart deaf bash -c "{deaf}"\nstep stop stop'))
+    assert status == 143 and list(table) == ["deaf (status 143)", "stop (status 143)", "the whole"]
