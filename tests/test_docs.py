@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,7 @@ TITLE = re.compile(r"# (mine/\S+)\n")  # a block that is the file of this name
 IN_DOCS = [page for page in PAGES if "recipes" not in page.parts]
 
 
+@cache
 def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
 

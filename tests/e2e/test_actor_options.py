@@ -67,6 +67,7 @@ def test_every_checkpoint_holds_the_average_as_a_model(tiny, tmp_path):
     assert not torch.equal(models["actor"][4]["lm_head.weight"], models["actor_ema"][4]["lm_head.weight"])
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_average_that_it_had(tiny, tmp_path):
     changes = ("actor.ema=0.7", "actor.frozen=[*norm*]", "checkpoint.every=1", "checkpoint.keep_last=9", "steps=3",
                "warmup=none", "eval.at_start=false", "eval.every=0")  # fmt: skip

@@ -61,6 +61,7 @@ def test_a_reward_that_can_be_exploited_stops_the_run_with_the_texts(config, tmp
     assert not (folder / "result.json").exists()
 
 
+@pytest.mark.slow
 def test_an_honest_reward_trains_as_without_canary_tasks_and_an_interrupted_run_answers_the_same_tasks_the_same(
     config, tmp_path, monkeypatch
 ):

@@ -38,6 +38,7 @@ def test_the_best_checkpoint_of_a_held_out_loss_is_the_one_with_the_lowest(tiny,
     assert not (tmp_path / "run" / "answers.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_a_precomputed_reference_knows_the_held_out_pairs(tiny, tmp_path):
     found = []
     for precompute in ("false", "true"):

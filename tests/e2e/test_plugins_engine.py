@@ -49,6 +49,7 @@ def test_its_own_options_reach_it_and_are_checked(with_engine, tmp_path):
         Job(config)
 
 
+@pytest.mark.slow
 def test_the_doctor_finds_it_sound(with_engine, capsys):
     assert doctor(with_engine("mode=doctor", "warmup=none", "rollout.temperature=0.7"), Console()) < 1e-4
     assert "✗" not in capsys.readouterr().out

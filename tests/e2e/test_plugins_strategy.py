@@ -59,6 +59,7 @@ def test_it_trains_what_fsdp2_trains(name, tiny, tmp_path):
     torch.testing.assert_close(model_of(tmp_path / "plain"), model_of(tmp_path / "fsdp2"), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_an_interrupted_run_ends_as_if_it_had_not_been(tiny, tmp_path, monkeypatch):
     config = with_plain(tiny(*RUN, "algorithm=sft", "checkpoint.every=1"))

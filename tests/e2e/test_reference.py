@@ -127,6 +127,7 @@ def other(tmp_path):
     return lambda *more: (*whole, *more)
 
 
+@pytest.mark.slow
 def test_another_model_is_asked_ahead_and_let_go_before_there_is_an_optimizer(other, tiny, tmp_path, monkeypatch):
     parameters, found, begin, ask = [], [], Actor.begin_training, PrecomputedReference.compute_outputs
 

@@ -35,6 +35,7 @@ def lines(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_plan_goes_through_it(resolved, tmp_path):
     small = ("batch.prompts=4", "steps=1", "rollout.max_new_tokens=5", "data.train.count=64")
     stop()
@@ -154,6 +155,7 @@ def test_it_is_a_term_of_the_reward_of_another_run(trained, tiny, tmp_path):
     assert abs(terms["model"]) > 0.1 and "eval/heldout/model" in last
 
 
+@pytest.mark.slow
 def test_a_model_normalizes_by_the_moments_of_its_held_out_pairs_also_after_a_resume(resolved, sized, tmp_path):
     small = ("batch.minibatches=1", "eval.every=2", "checkpoint.every=1", "checkpoint.keep_last=9", "steps=3")
 
@@ -205,6 +207,7 @@ def models(tmp_path_factory):
     return ("reward/terms=[exact_match,format,model,process_model,judge]", *paths, *question)
 
 
+@pytest.mark.slow
 def test_a_run_with_offloaded_models_trains_the_same_weights(models, tiny, tmp_path):
     found = []
     for offload in ("null", "disk"):

@@ -33,6 +33,7 @@ def server(tmp_path, monkeypatch):
         yield address
 
 
+@pytest.mark.slow
 def test_values_of_a_server_train_the_same_weights(server, tiny, tmp_path):
     def fit(name, node):
         folder = tmp_path / name

@@ -82,7 +82,9 @@ def finished(resolved, sized, tmp_path_factory):
     return folder, Job(resolved(*sized(*SAVED, f"output_dir={folder}"))).fit("")
 
 
-@pytest.mark.parametrize(("step", "number"), [(2, signal.SIGTERM), (4, signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("step", "number"), [(2, signal.SIGTERM), pytest.param(4, signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_signal_in_a_step_stops_the_run_after_it(step, number, finished, tiny, tmp_path, monkeypatch):
     """Step 2 is the last of the warm-up."""
     (whole, returned), parts, update = finished, tiny(*SAVED), Trainer.update

@@ -37,7 +37,7 @@ def plain(config, tokenizer, data):
     return losses, norms
 
 
-@pytest.mark.parametrize("packing", ["true", "false"])
+@pytest.mark.parametrize("packing", ["true", pytest.param("false", marks=pytest.mark.slow)])
 def test_supervised_training_is_that_of_a_plain_loop(packing, tiny, tmp_path):
     config = tiny(*RUN, f"actor.packing={packing}", "data.train.length=[2,9]", "actor.micro_batch_tokens=64")
     train = TrainStage(config, tmp_path)

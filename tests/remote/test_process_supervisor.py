@@ -132,7 +132,7 @@ open("tidy", "w")
     assert (tmp_path / "tidy").exists()
 
 
-@pytest.mark.parametrize("ending", ["os.killpg(0, 9)", "time.sleep(600)"])
+@pytest.mark.parametrize("ending", [pytest.param("os.killpg(0, 9)", marks=pytest.mark.slow), "time.sleep(600)"])
 def test_shared_memory_of_a_server_that_is_killed_is_removed(tmp_path, ending):
     """Python's own helper, which would remove it, is killed as well. What others have, or may want, stays."""
     before = SharedMemory(create=True, size=8)

@@ -52,6 +52,7 @@ def test_every_way_to_fail_is_unscored_with_its_reason(reward, capfd):
     assert "a word of the function" not in printed.out, "what a function prints is not the output of the run"
 
 
+@pytest.mark.slow
 def test_the_deadline_does_not_count_the_wait_for_a_worker(reward):
     found = reward.score(["hang"] * 4 + ["a"] * 4, [ROW] * 8)
     assert [reasons.get("a") for reasons in found.unscored] == ["deadline"] * 4 + [None] * 4
@@ -116,6 +117,7 @@ for job in [pool.submit(["hang"], [{ROW}]) for _ in range(2)]:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_no_process_is_left_when_the_run_is_killed():
     run = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True)

@@ -342,6 +342,7 @@ def test_everything_noticed_is_a_success(tmp_path):
     assert "2 of 2 changes are noticed: 100.0%" in output
 
 
+@pytest.mark.slow
 def test_what_a_test_has_noticed_of_the_wiring_must_be_noticed_again(tmp_path, monkeypatch):
     functions = {f"train.folder.resume.{name}": vars(resume)[name] for name in ("describe_changes", "overrides")}
     monkeypatch.setattr(wiring, "functions", lambda: functions)

@@ -83,6 +83,7 @@ def test_other_sizes_have_the_same_graph(traced):
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.slow
 def test_more_kinds_than_the_limit_of_torch_are_compiled(traced):
     count = compile_function(lambda states, name: states + len(name))
     for kind in range(20):

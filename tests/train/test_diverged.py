@@ -344,6 +344,7 @@ def check_dropped(dropped, without):
     assert identical(saved, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [64, pytest.param(4096, marks=pytest.mark.slow)])
 def test_a_run_that_drops_a_row_equals_one_in_which_it_never_was(tokens, config, tmp_path, monkeypatch):
     given = ("faults.nonfinite=drop_rows", f"actor.micro_batch_tokens={tokens}", "checkpoint.every=0")

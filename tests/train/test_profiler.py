@@ -35,6 +35,7 @@ def numbers(run):
     return [{name: value for name, value in row.items() if not name.startswith(CLOCK)} for row in rows]
 
 
+@pytest.mark.slow
 def test_the_steps_that_are_named_leave_a_trace_and_a_table_and_nothing_else_changes(tiny, tmp_path, capsys):
     run, plain = tmp_path / "run", tmp_path / "plain"
     short = ("warmup.steps=1", "steps=2")

@@ -127,6 +127,7 @@ def test_built_from_yaml(file: str) -> None:
         Target(node | {"vocab_size": "300"}, "actor.tokenizer")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(DATA is None, reason="RFT_GSM8K_DIR is not set")
 def test_bpe_on_gsm8k() -> None:
     tokenizer = bpe(files=[f"{DATA}/train.jsonl"], fields=["question", "answer"], vocab_size=2048)

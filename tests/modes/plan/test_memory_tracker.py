@@ -121,6 +121,7 @@ class Restarting(MemTracker):
         super()._pre_fw_hook(module, inputs)
 
 
+@pytest.mark.slow
 def test_the_peak_of_updates_is_the_one_that_torch_finds():
     world = start("cpu")
 

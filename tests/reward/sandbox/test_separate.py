@@ -191,6 +191,7 @@ def test_values_keep_their_types():
         encode([object()])
 
 
+@pytest.mark.slow
 def test_time_of_both_processes_is_limited():
     quick = term(entry_point="entry_point", sandbox=SANDBOX | {"limits": SANDBOX["limits"] | {"seconds": 1.0}})
     tests = "def check(c):\n    while c(1): pass\n    assert True"

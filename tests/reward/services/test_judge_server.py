@@ -118,7 +118,7 @@ def test_a_question_that_a_server_does_not_answer_goes_to_another(server):
         ([503, 503], 2, "refused", 'POST /chat/completions: status 503: {"error": "out of order"}'),
         ([400], 1, "refused", "POST /chat/completions: status 400"),
         (["garbage"] * 2, 2, "bad_response", "the answer of /chat/completions cannot be read: IndexError"),
-        (["silent"] * 2, 2, "deadline", "not done in deadline_s=0.5"),
+        pytest.param(["silent"] * 2, 2, "deadline", "not done in deadline_s=0.5", marks=pytest.mark.slow),
     ],
 )
 def test_what_fails_for_good_is_unscored_or_ends_the_run_by_name(server, faults, calls, reason, said):

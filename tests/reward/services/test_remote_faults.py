@@ -68,6 +68,7 @@ def test_one_honest_server_is_enough_for_nearly_every_score():
     assert len(unscored) <= 400 and seconds < 2 * SOON_S
 
 
+@pytest.mark.slow
 def test_without_an_honest_server_nearly_nothing_has_a_score():
     unscored, seconds = run(2000, 20, False, concurrency=8, deadline_s=0.5, tries=2)
     assert len(unscored) >= 1500 and len(set(unscored.values())) >= 2 and seconds < 2 * SOON_S

@@ -109,7 +109,14 @@ def test_every_sample_comes_once_where_one_server_always_fails(kind, fakes, engi
     assert sum(servers[1].samples.values()) >= 24
 
 
-@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault not in ("late", "twice")])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(fault, marks=[pytest.mark.slow] if fault in (429, "never") else [])
+        for fault in FAULTS
+        if fault not in ("late", "twice")
+    ],
+)
 def test_a_server_that_always_fails_is_named_within_a_deadline(fakes, engine, fault):
     [server] = fakes(1)
     samples = synced(engine, "vllm", [server], answer_s=0.4, retries=1)

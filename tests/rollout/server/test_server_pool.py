@@ -94,6 +94,7 @@ def test_a_server_that_was_killed_takes_part_in_the_next_version(launch, tmp_pat
     assert said(samples.generate(requests(), SAMPLING)) == right(requests(), 2)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_while_it_sleeps_wakes_with_the_next_version(launch, tmp_path):
     samples = launch(count=1, sleep=True)
     samples.update_weights(0, weights(0).items())
@@ -104,6 +105,7 @@ def test_a_server_that_is_killed_while_it_sleeps_wakes_with_the_next_version(lau
     assert len(pids(tmp_path, 0)) == 2
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_is_started_anew(launch, tmp_path, monkeypatch):
     monkeypatch.setattr("rft.rollout.server.server_pool.PROBE_S", 0.3)
     monkeypatch.setattr("rft.remote.server_process.GRACE_S", 0.3)

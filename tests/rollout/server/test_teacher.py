@@ -101,7 +101,9 @@ def test_the_columns_are_those_of_the_distributions_of_the_tokens_that_the_polic
     assert all(server.asked for server in servers), "both work"
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault", [pytest.param(fault, marks=[pytest.mark.slow] if fault == "never" else []) for fault in FAULTS]
+)
 def test_the_columns_come_where_a_server_fails_now_and_then(fault, taught):
     kind = "sglang" if fault in FAULTS[::2] else "vllm"
     servers, asked = taught(kind, 2), batch()

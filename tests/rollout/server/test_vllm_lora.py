@@ -134,7 +134,13 @@ def committed(engine, asked):
     return said(engine.generate(asked, SAMPLING)) == expected
 
 
-@pytest.mark.parametrize("message", ["/v1/models", "/v1/unload_lora_adapter", "/v1/load_lora_adapter"])
+@pytest.mark.parametrize(
+    "message",
+    [
+        "/v1/load_lora_adapter",
+        *(pytest.param(path, marks=pytest.mark.slow) for path in ("/v1/models", "/v1/unload_lora_adapter")),
+    ],
+)
 def test_a_message_about_adapters_that_fails_once(faked, message):
     engine, server, actor = faked
     for version, fault in enumerate([None, None, "lose", "twice", 400, "never"]):

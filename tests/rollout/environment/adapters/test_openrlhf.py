@@ -78,7 +78,7 @@ def episode(classes, prompt="2+2=", answers=("3", "4"), **options):
     ("head", "init", "workers"),
     [
         ("BASE = object\n", "def", "inline"),
-        ("BASE = object\n", "async def", "process"),
+        pytest.param("BASE = object\n", "async def", "process", marks=pytest.mark.slow),
         pytest.param(HEAD, "async def", "inline", marks=pytest.mark.skipif(not REAL, reason="no package")),
     ],
 )

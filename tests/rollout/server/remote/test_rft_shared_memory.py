@@ -46,6 +46,7 @@ def owner():
     assert not [name for name in {entry.name for entry in os.scandir(SHARED)} - before if "torch" in name]
 
 
+@pytest.mark.slow
 def test_both_processes_see_what_one_writes_and_a_killed_owner_leaves_nothing(owner):
     process, handle = owner
     data = attach(handle)
