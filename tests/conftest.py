@@ -27,7 +27,7 @@ from tests.hydra_cache import read_once
 if "RFT_CACHE" not in os.environ:  # no test finds what another session has counted, and none writes to a home
     os.environ["RFT_CACHE"] = tempfile.mkdtemp(prefix="rft-cache-")
     atexit.register(shutil.rmtree, os.environ["RFT_CACHE"], ignore_errors=True)
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # of torch, which is imported later; two tests run at a time
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of torch, which is imported later; several tests run at a time
 
 CONFIG = Path(rft.__file__).parent / "config"
 TEACHER = (
