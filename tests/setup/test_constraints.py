@@ -204,6 +204,12 @@ def test_a_prompt_that_is_longer_than_the_context(refused):
     assert "has 13 tokens; with rollout.max_new_tokens=6 that is over the model's context of 18" in said
 
 
+def test_a_held_out_prompt_that_is_longer_than_the_context(refused):
+    said = refused("actor.model_config.max_position_embeddings=19", "data.eval.heldout.length=[5,5]")
+    assert said.startswith("data.eval.heldout: the prompt of row ")
+    assert "has 14 tokens; with rollout.max_new_tokens=6 that is over the model's context of 19" in said
+
+
 def test_a_context_that_is_just_long_enough(tiny):
     Job(tiny("actor.model_config.max_position_embeddings=19", "steps=1", "warmup=none")).fit("")
 

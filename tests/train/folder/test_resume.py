@@ -74,6 +74,7 @@ def test_the_message_of_changes_and_the_overrides_that_undo_them():
     assert overrides(changes) == "a.b=null 'd=x y' 'e=[1]'"
     many = changed_keys(dict.fromkeys("abcdef", 1), dict.fromkeys("abcdef", 2), ())
     assert describe_changes(many).endswith("d (1 there, 2 here) and 2 other keys") and overrides(many) == ""
+    assert describe_changes(many[:5]).endswith(" and 1 other keys") and "other" not in describe_changes(many[:4])
 
 
 def test_a_node_of_one_side_alone():
