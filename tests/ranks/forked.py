@@ -5,6 +5,7 @@ itself, and of whole runs on ranks, start it: search tests/ for `torch.distribut
 """
 
 import atexit
+import faulthandler
 import multiprocessing
 import os
 import runpy
@@ -65,6 +66,7 @@ def run_script(script: Path, arguments: list[str], environment: dict[str, str], 
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(output, stream)
+    faulthandler.enable()
     os.environ.clear()
     os.environ |= environment
     sys.argv = [str(script), *arguments]

@@ -27,7 +27,7 @@ from rft.strategy.fsdp2 import FSDP2
 from rft.train.checkpoint.checkpoints import Checkpoints
 from rft.train.trainer import Trainer
 
-FILE_BYTES = 2**22  # of an exported model
+FILE_BYTES = 2**21  # of an exported model
 ALPHABET = "".join(map(chr, range(0x4E00, 0x4E00 + 4000)))  # no answer ends by chance
 RUN = (
     "steps=2",

@@ -13,7 +13,7 @@ SHAPE = {
     "model_type": "qwen3",
     "hidden_size": 256,
     "intermediate_size": 1024,
-    "num_hidden_layers": 8,
+    "num_hidden_layers": 6,
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
     "head_dim": 64,
@@ -34,7 +34,7 @@ STAGES = ("load", "rollout", "annotate", "update", "sync", "export", "save")
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A folder with a model of 42 MB, and the model."""
+    """A folder with a model of 34 MB, and the model."""
     folder, tokenizer = tmp_path_factory.mktemp("model"), characters(alphabet=ALPHABET)
     made = load_model(None, read_config(None, SHAPE, len(tokenizer), "actor"), 0)
     made.save_pretrained(folder)
@@ -86,7 +86,7 @@ def test_a_rank_holds_its_shard_and_a_block(runs, model, ranks):
     parameters = list(model[1].parameters())
     whole, tensor = sum(nbytes(parameters)), max(nbytes(parameters))
     block, shard = sum(nbytes(blocks(model[1])[0].parameters())), whole / ranks
-    assert whole > 40e6 and shard / 2 > FILE_BYTES
+    assert whole > 30e6 and shard / 2 > FILE_BYTES
     between = 3 * shard + whole  # weights and AdamW's state, and the engine
     expected = {"load": shard + tensor, "sync": between, "export": between, "save": between + 3 * shard}
     for rank, found in enumerate(runs[ranks]["counted"]):

@@ -100,9 +100,18 @@ def shared_memory(processes):
     return {SHARED / entry.name for entry in os.scandir(SHARED) if entry.inode() in held}
 
 
+def opened_by(process):
+    """What the descriptors of a process lead to; some may be closed meanwhile."""
+    found = []
+    for link in Path(f"/proc/{process}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(link))
+    return found
+
+
 def memory_of(process):
     """What a process has of memory that `rft_shared_memory` shares: descriptors, and places where it is mapped."""
-    links = {os.readlink(link) for link in Path(f"/proc/{process}/fd").iterdir() if link.is_symlink()}
+    links = set(opened_by(process))
     lines = Path(f"/proc/{process}/maps").read_text().splitlines()
     return [text for text in (*links, *lines) if NAME in text]
 

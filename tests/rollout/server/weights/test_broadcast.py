@@ -1,7 +1,6 @@
 """Weights that come through process groups and shared memory: what travels, how it is checked, and every message of it
 that fails."""
 
-import glob
 import logging
 import os
 import time
@@ -17,7 +16,7 @@ from tests.conftest import SOON_S
 from tests.rollout.server import fake_server
 from tests.rollout.server.fake_server import TRANSFER, FakeServer
 from tests.rollout.server.fake_workers import Workers
-from tests.rollout.server.real_servers import memory_of, until
+from tests.rollout.server.real_servers import memory_of, opened_by, until
 from tests.rollout.server.weights.outcomes import OWN, committed, outcome
 
 MESSAGES = {
@@ -200,8 +199,8 @@ def test_a_worker_that_left_its_group_says_so():
 
 def listening_addresses():
     """The addresses on which this process listens, as in /proc/net."""
-    links = [os.readlink(link) for link in glob.glob("/proc/self/fd/*") if os.path.islink(link)]
-    own = {link.removeprefix("socket:[").removesuffix("]") for link in links if link.startswith("socket:[")}
+    links = [link for link in opened_by(os.getpid()) if link.startswith("socket:[")]
+    own = {link.removeprefix("socket:[").removesuffix("]") for link in links}
     rows = [row.split() for kind in ("tcp", "tcp6") for row in Path(f"/proc/self/net/{kind}").read_text().splitlines()]
     return {row[1].split(":")[0] for row in rows if row[3] == "0A" and row[9] in own}
 
