@@ -44,15 +44,17 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def commands() -> list:
-    """(what follows `-m rft.main`) of every command line of every page."""
+    """(what follows `-m rft.main`) of every command line of every page; those of docs/ are slow tests."""
     found = []
     for page in PAGES:
+        marks = [pytest.mark.slow] if page.is_relative_to(ROOT / "docs") else []
         for line in "".join(blocks(page, "bash")).replace("\\\n", " ").splitlines():
             for command in line.split("&&"):
                 words = shlex.split(command, comments=True)
                 if "rft.main" in words:
                     arguments = words[words.index("rft.main") + 1 :]
-                    found.append(pytest.param(arguments, id=f"{page.relative_to(ROOT)}: {shlex.join(arguments)}"))
+                    name = f"{page.relative_to(ROOT)}: {shlex.join(arguments)}"
+                    found.append(pytest.param(arguments, id=name, marks=marks))
     return found
 
 
