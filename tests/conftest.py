@@ -88,7 +88,7 @@ def composed(overrides: tuple[str, ...], folder: Path, name: str) -> DictConfig:
 def composed_of_groups(overrides: tuple[str, ...], name: str) -> bytes:
     """A config of the package's own folder, pickled; the overrides choose options of groups.
 
-    Thousands of objects of hundreds of configs would make every garbage collection of the session longer.
+    As objects, hundreds of configs would make every garbage collection of the session slower.
     """
     return pickle.dumps(composed(overrides, CONFIG, name))
 

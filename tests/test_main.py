@@ -319,8 +319,8 @@ def test_configs_of_tests_are_those_of_the_command_line(overrides, resolved):
 
 
 def test_the_first_mode_of_a_process_excludes_its_imports_from_garbage_collection():
-    """And no call after it anything else, such as garbage of the job before in a sweep. The mode that this process
-    imports is a light one, and a name stands for torch, which the modes of runs import."""
+    """A later mode excludes nothing more: in a sweep, that would be the garbage of the job before. Here the modes are
+    replaced by a light module, and a name in sys.modules stands for torch, which the modes of runs import."""
     code = (
         "import gc, sys; from rft.modes import MODES, find_mode; before = gc.get_freeze_count(); "
         "MODES['train'] = MODES['evaluate'] = ('asyncio', 'run'); find_mode('train'); frozen = gc.get_freeze_count(); "

@@ -10,7 +10,7 @@ from rft.actor.reference import AdapterReference
 from rft.setup.assembly import Job
 from rft.train.trainer import Trainer
 from tests.actor.lora.adapters import same, weights
-from tests.e2e.train_stage import TrainStage
+from tests.e2e.train_stage import stages
 from tests.helpers import close
 from tests.train.checkpoint.states import state
 
@@ -18,15 +18,8 @@ from tests.train.checkpoint.states import state
 @pytest.fixture
 def stage(tiny, tmp_path):
     """Makes the last stage of a tiny run without a warm-up."""
-    made = []
-
-    def make(*overrides):
-        made.append(TrainStage(tiny(*overrides), tmp_path))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
+    with stages(tiny, tmp_path) as make:
+        yield make
 
 
 @pytest.mark.parametrize("name", ["adamw", "adamw_8bit", "muon"])

@@ -13,7 +13,7 @@ import rft
 from rft.metrics import Metrics
 from rft.setup.assembly import Job
 from tests.e2e.host_waits import micro_batches_watched
-from tests.e2e.train_stage import TrainStage
+from tests.e2e.train_stage import TrainStage, stages
 
 CONFIG = Path(rft.__file__).parent / "config" / "algorithm"
 ALGORITHMS = sorted(path.stem for path in CONFIG.glob("[!_]*.yaml"))
@@ -42,15 +42,8 @@ def small(resolved, sized):
 @pytest.fixture
 def train_stage(small, tmp_path):
     """Makes the last stage of a tiny run."""
-    made = []
-
-    def make(*overrides):
-        made.append(TrainStage(small(*overrides), tmp_path))
-        return made[-1]
-
-    yield make
-    for stage in made:
-        stage.close()
+    with stages(small, tmp_path) as make:
+        yield make
 
 
 def finite_losses(numbers):

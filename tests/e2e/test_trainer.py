@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from rft.setup.assembly import Job
 from rft.setup.unread import notices
 from rft.train import trainer as trainer_module
 from rft.train.trainer import Trainer
-from tests.e2e.train_stage import TrainStage
+from tests.e2e.train_stage import stages
 from tests.helpers import ADAPTIVE, CLOCK, identical, numbers, worst
 from tests.train.checkpoint.states import state
 
@@ -51,15 +52,8 @@ def weights(actor):
 @pytest.fixture
 def stage(tiny, tmp_path):
     """Makes the last stage of a tiny run without a warm-up."""
-    made = []
-
-    def make(*overrides):
-        made.append(TrainStage(tiny("warmup=none", *overrides), tmp_path))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
+    with stages(partial(tiny, "warmup=none"), tmp_path) as make:
+        yield make
 
 
 def test_the_reference_is_the_policy_as_the_reinforcement_begins(tiny, monkeypatch):

@@ -1,6 +1,7 @@
 """Steps of a run alone: no warm-up, no evaluation, no checkpoint, no log and no report."""
 
 import copy
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from rft.logger.log import SilentLog
@@ -63,3 +64,16 @@ class TrainStage:
         """Ends the engine and the reward."""
         self.trainer.sampler.close()
         self.job.reward.close()
+
+
+@contextmanager
+def stages(config_of, folder):
+    """A function that makes the last stage of a run from its overrides. Its stages are closed at the end."""
+    with ExitStack() as at_the_end:
+
+        def make(*overrides):
+            stage = TrainStage(config_of(*overrides), folder)
+            at_the_end.callback(stage.close)
+            return stage
+
+        yield make

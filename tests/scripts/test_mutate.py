@@ -303,7 +303,7 @@ def run(*arguments: object) -> tuple[int, str]:
     """The status and the output of the command, in a process forked from this one."""
 
     def command() -> tuple[int, str]:
-        gc.freeze()  # pytest collects garbage twice, and what this session has imported is none
+        gc.freeze()  # pytest collects garbage twice; this keeps it from looking at what this session has imported
         sys.argv = ["mutate.py", *map(str, arguments)]
         with redirect_stdout(io.StringIO()) as output, pytest.raises(SystemExit) as ended:
             main()
