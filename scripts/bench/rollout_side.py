@@ -20,6 +20,7 @@ from rft.distributed import start
 from rft.main import CONFIG_FOLDER
 from rft.rollout.engine.base import Request
 from rft.setup.assembly import Job
+from rft.train.folder.settled import settle
 
 
 def main(rollout: str, folder: Path, options: dict[str, Any]) -> None:
@@ -58,8 +59,10 @@ def job_of(rollout: str, folder: Path, overrides: list[str]) -> Job:
     """The default run with the model of the workload."""
     model = ["actor=hf", f"actor.path={folder / 'model'}", f"rollout={rollout}", "strategy.device=cpu"]
     with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
-        config: Any = OmegaConf.to_container(compose("main", [*model, *overrides]), resolve=True)
-    return Job(config)
+        config = compose("main", [*model, *overrides])
+    settle(config)
+    whole: Any = OmegaConf.to_container(config, resolve=True)
+    return Job(whole)
 
 
 def sync(engine: Any, policy: Any) -> float:

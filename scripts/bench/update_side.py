@@ -30,6 +30,7 @@ from rft.distributed import World, start
 from rft.main import CONFIG_FOLDER
 from rft.metrics import Metrics, peak_gib
 from rft.setup.assembly import Job
+from rft.train.folder.settled import settle
 
 Gradients = dict[str, Tensor]
 MeasuredUpdate = Callable[[Metrics], None]
@@ -75,6 +76,7 @@ def config_of(folder: Path, overrides: list[str]) -> dict[str, Any]:
     unclipped = "actor.optimizer.max_grad_norm=1e9"
     with initialize_config_dir(str(HERE), version_base="1.3"):
         config = compose("step", [f"rollout.engine.workload={folder}", unclipped, path, *overrides])
+    settle(config)
     whole: Any = OmegaConf.to_container(config, resolve=True)
     return whole
 

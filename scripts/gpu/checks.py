@@ -1,13 +1,17 @@
-"""The checks by name: what each needs and how long it may take."""
+"""The checks by name: what each needs and how long it takes."""
 
 import importlib
 import importlib.util
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-MODULES = ("machine", "training", "speed", "compiled", "decoding", "engines", "sharing")
+ALONE = "GPU_CHECK_ALONE"  # the variable with a folder of packages, each in a folder that the checks which need it see
+MODULES = ("machine", "kernels", "updates", "decoding", "compiled", "training", "engines", "sharing")
 
 
 class FailedError(Exception):
@@ -23,14 +27,14 @@ class Setting:
     """Where and how a check runs.
 
     Attributes:
-        folder: of this check, new and empty; those of other checks are beside it.
-        out: of the report, for files that stay.
+        folder: of this check, new and empty; those of other checks are beside it. Nothing of it stays.
         cpu: small sizes, on a CPU.
+        shared: what the checks of one process make for each other, by name.
     """
 
     folder: Path
-    out: Path
     cpu: bool
+    shared: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class Check:
         title: what it shows.
         run: raises an error if the check fails.
         rank: checks run in this order, the most valuable first.
-        seconds: after which its process is killed.
+        seconds: that it takes on one H200, by estimate until it has run there.
         cuda: it needs a GPU.
         package: that must be importable, or None.
     """
@@ -70,9 +74,41 @@ class Check:
     cuda: bool = False
     package: str | None = None
 
-    def is_missing(self) -> bool:
-        """True if the package of the check is not installed."""
-        return self.package is not None and importlib.util.find_spec(self.package) is None
+    @property
+    def limit(self) -> float:
+        """Seconds after which its process is killed."""
+        return 3 * self.seconds + 30
+
+    def refusal(self, cpu: bool) -> dict[str, str]:
+        """The status and the reason if it cannot run here; empty if it can."""
+        if self.cuda and cpu:
+            return {"status": "needs a GPU", "reason": "--cpu"}
+        package = self.package
+        if package is not None and importlib.util.find_spec(package) is None and not lonely(package).is_dir():
+            return {"status": "not installed", "reason": f"the package {self.package}"}
+        return {}
+
+
+def lonely(package: str) -> Path:
+    """The folder that alone holds a package, if there is one."""
+    return Path(os.environ.get(ALONE, "no such folder")) / package
+
+
+@contextmanager
+def importable(package: str | None) -> Iterator[None]:
+    """A package that lies alone can be imported in the block, and in processes that it starts."""
+    folder = None if package is None else str(lonely(package))
+    if folder is None or not Path(folder).is_dir():
+        yield
+        return
+    before = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [before, folder]))
+    sys.path.append(folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+        os.environ["PYTHONPATH"] = before
 
 
 def all_checks() -> list[Check]:

@@ -1,58 +1,55 @@
-"""strategy.compile=true: graphs and graph breaks of updates of several lengths, and the compiled log-probabilities."""
+"""Compiled blocks: graphs and graph breaks of updates of several lengths; and the compiled log-probabilities."""
 
-import gc
 import importlib.util
 import time
 from typing import Any
 
 from gpu.checks import Check, FailedError, Found, Setting
-from gpu.speed import CPU_SCALE, LENGTHS, build
+from gpu.updates import described, shared_policy, timed, tokens_of, work_of
 
-REPEATS = 3  # measured, the best counts
+REPEATS = 2  # measured, the best counts
+OTHERS = ("2k", "short")  # lengths that must not compile again
 SIZES = {True: (64, 5000, 32), False: (8192, 151936, 1536)}  # tokens, vocabulary and hidden size; on a CPU, on a GPU
 ERROR = {True: 1e-5, False: 1e-2}  # of the largest number; gradients are rounded to bfloat16 on a GPU
 
 
 def checks() -> list[Check]:
     """The checks of this file."""
-    title = "compiled updates of several lengths compile once, beside uncompiled ones, Qwen2.5-1.5B's shape"
+    title = "an update of SFT with compiled blocks, which compile once for all lengths, Qwen2.5-1.5B's shape, bfloat16"
     return [
-        Check("compile:blocks", title, blocks, rank=44, seconds=400, cuda=True),
-        Check("compile:logprobs", "compiled log-probabilities, beside uncompiled", logprobs, 45, 200, cuda=True),
+        Check("compile:blocks", title, blocks, rank=40, seconds=75, cuda=True),
+        Check("compile:logprobs", "compiled log-probabilities, beside uncompiled", logprobs, 78, 60, cuda=True),
     ]
 
 
 def blocks(setting: Setting) -> Found:
-    """Seconds of an update without and with strategy.compile; other lengths must not compile again."""
+    """Seconds of an update with compiled blocks, as strategy.compile makes them; no other length may compile again."""
     from torch._dynamo.utils import counters
+    from torch.distributed.fsdp import FSDPModule
 
-    length = LENGTHS["8k"] // (CPU_SCALE if setting.cpu else 1)
-    numbers: dict[str, Any] = {}
-    for flag in ("false", "true"):
-        updates = build("sft", LENGTHS["8k"], setting, [f"strategy.compile={flag}"])
-        started = time.perf_counter()
-        updates.update()
-        numbers[f"first_s_{flag}"] = time.perf_counter() - started
-        seconds = []
-        for _ in range(REPEATS):
-            started = time.perf_counter()
-            updates.update()
-            seconds.append(time.perf_counter() - started)
-        numbers |= {f"seconds_{flag}": min(seconds), f"memory_gib_{flag}": updates.memory()}
-        graphs = counters["stats"]["unique_graphs"]
-        for other in (length // 2, length // 2 + 1, length // 3, length - 7):
-            updates.update(other)
-        del updates
-        gc.collect()
-    numbers |= {"graphs": graphs, "graphs_again": counters["stats"]["unique_graphs"] - graphs}
-    if numbers["graphs_again"] or counters["graph_break"]:
-        raise FailedError(
-            f"{numbers['graphs_again']} graphs for other lengths; breaks: {dict(counters['graph_break'])}"
-        )
-    ratio, peak = numbers["seconds_true"] / numbers["seconds_false"], numbers["memory_gib_true"]
-    return Found(
-        f"{ratio:.2f} of the time after {numbers['first_s_true']:.0f} s, {graphs} graphs, {peak:.1f} GiB", numbers
-    )
+    from rft.strategy.compiled import compile_function
+
+    policy = shared_policy(setting)
+    plain = work_of(policy, "sft", "8k", setting)
+    timed(policy, plain, setting)
+    before = min(timed(policy, plain, setting) for _ in range(REPEATS))
+    modules: list[Any] = list(policy.actor.network.modules())
+    for module in modules[1:]:  # the network itself is first
+        if issubclass(type(module), FSDPModule):
+            module.forward = compile_function(module.forward)
+    policy.actor.network.compiled = policy.world.device.type == "cuda"
+    setting.shared.pop("policy")  # no later check takes it
+    first = timed(policy, plain, setting)
+    graphs = counters["stats"]["unique_graphs"]
+    others = [timed(policy, work_of(policy, "sft", length, setting), setting) for length in OTHERS]
+    took = min(timed(policy, plain, setting) for _ in range(REPEATS))
+    again = counters["stats"]["unique_graphs"] - graphs
+    if again or counters["graph_break"]:
+        raise FailedError(f"{again} graphs for other lengths; breaks: {dict(counters['graph_break'])}")
+    numbers = {"seconds_plain": before, "first_s": first, "others_s": others, "graphs": graphs, "graphs_again": again}
+    found = described(policy, plain.rows, took, numbers | {"length": tokens_of("8k", setting)})
+    figure = f"{took / before:.2f} of the time after {first:.0f} s, {graphs} graphs; {found.figure}"
+    return Found(figure, found.numbers)
 
 
 def logprobs(setting: Setting) -> Found:

@@ -1,16 +1,20 @@
 """Sampling by rollout=hf with CUDA graphs beside sampling without: the same tokens, and the time of a token."""
 
-import statistics
-import time
 from functools import partial
 from typing import Any
 
 from gpu.checks import Check, FailedError, Found, Setting
 from gpu.jobs import SHAPES
-from gpu.speed import CPU, QWEN, VOCABULARY, save_tokenizer
+from gpu.machine import fastest
+from gpu.updates import VOCABULARY, save_tokenizer, shared_policy
 
-PROMPTS = {"few rows": 8, "many rows": 128}
-TOKENS = {True: 8, False: 256}  # of an answer, on a CPU or not
+ROWS = (8, 64, 256)
+WAYS = {  # tokens of an answer on a GPU, attention of cuDNN, graphs
+    "plain": (32, False, False),
+    "cudnn": (32, True, False),
+    "graphs": (256, False, True),
+}
+TOKENS = {True: 8, False: 64}  # of an answer that is compared, or of any on a CPU
 TRUNCATED: tuple[dict[str, Any], ...] = (
     {},
     {"top_k": 50, "top_p": 0.9},
@@ -22,10 +26,10 @@ SAME = 0.9  # of the answers have the same tokens; a draw near a bound may fall 
 
 def checks() -> list[Check]:
     """The checks of this file."""
-    found = [Check("graphs:same", "tokens with CUDA graphs and without, float32", compare, rank=5, seconds=150)]
-    for name, rows in PROMPTS.items():
+    found = [Check("graphs:same", "tokens with CUDA graphs and without, float32", compare, rank=33, seconds=15)]
+    for rank, rows in enumerate(ROWS, start=30):
         title = f"time of a token with CUDA graphs and without, {rows} rows, Qwen2.5-1.5B's shape, bfloat16"
-        found.append(Check(f"graphs:{name}", title, partial(measure, rows), rank=22, seconds=200, cuda=rows > 8))
+        found.append(Check(f"decode:{rows}", title, partial(measure, rows), rank, 14, cuda=rows > 8))
     return found
 
 
@@ -38,7 +42,8 @@ def compare(setting: Setting) -> Found:
     plain, graphs = (engine_of(shape, torch.float32, setting, cuda_graphs) for cuda_graphs in (False, True))
     for version, truncation in enumerate(TRUNCATED, start=1):
         with_weights([plain, graphs], version)
-        found, expected = (generate(engine, 8, setting, varied=True, **truncation) for engine in (graphs, plain))
+        most = TOKENS[setting.cpu]
+        found, expected = (generate(engine, 8, most, varied=True, **truncation) for engine in (graphs, plain))
         for one, other in zip(found, expected, strict=True):
             equal = [a == b for a, b in zip(one.tokens, other.tokens, strict=False)]
             common = [*equal, False].index(False)
@@ -52,25 +57,31 @@ def compare(setting: Setting) -> Found:
 
 
 def measure(rows: int, setting: Setting) -> Found:
-    """Milliseconds of a token, prefill and recording included."""
+    """Milliseconds of a token of the policy that `updates` trains, prefill and recording included."""
     import torch
 
-    shape = QWEN | (CPU if setting.cpu else {}) | {"tie_word_embeddings": True}
+    from rft.rollout.engine.base import EngineContext
+    from rft.rollout.engine.hf import HFEngine
+
+    policy = shared_policy(setting)
+    of_run = {"folder": setting.folder, "engine_args": {}, "lora": None, "dtype": policy.strategy.dtype}
     numbers: dict[str, Any] = {"rows": rows}
-    for name, cuda_graphs in (("plain_ms", False), ("graphs_ms", True)):
-        engine = engine_of(shape, torch.bfloat16, setting, cuda_graphs)
-        with_weights([engine], 1)
-        seconds = []
-        for _ in range(3):
-            started = time.perf_counter()
-            generate(engine, rows, setting, varied=False)
-            seconds.append(time.perf_counter() - started)
-        numbers[name] = 1e3 * statistics.median(seconds[1:]) / TOKENS[setting.cpu]
-        numbers[f"{name}_first"] = 1e3 * seconds[0] / TOKENS[setting.cpu]
-        del engine
-    ratio = numbers["plain_ms"] / numbers["graphs_ms"]
-    figure = f"{numbers['plain_ms']:.2f} ms a token, {numbers['graphs_ms']:.2f} ms with graphs, {ratio:.1f} times"
-    return Found(figure, numbers)
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    for name, (tokens, cudnn, cuda_graphs) in WAYS.items():
+        most = TOKENS[True] if setting.cpu else tokens
+        context = EngineContext(policy.world, policy.actor.plain_model(), policy.tokenizer, **of_run)
+        engine = HFEngine(context, max_rows=256, dtype=None, cuda_graphs=cuda_graphs)
+        engine.update_weights(1, policy.actor.weights(engine.gather_options))
+        torch.backends.cuda.enable_cudnn_sdp(cudnn)
+        try:
+            seconds = fastest(partial(generate, engine, rows, most, varied=False), setting, repeats=1)
+        finally:
+            torch.backends.cuda.enable_cudnn_sdp(before)
+        numbers[f"{name}_ms"] = 1e3 * seconds / most
+        engine.sleep()
+    numbers["tokens_per_s"] = 1e3 * rows / numbers["graphs_ms"]
+    parts = [f"{name} {numbers[f'{name}_ms']:.2f}" for name in WAYS]
+    return Found(f"ms a token: {', '.join(parts)}; {numbers['tokens_per_s']:,.0f} tokens/s with graphs", numbers)
 
 
 def engine_of(shape: dict[str, Any], dtype: Any, setting: Setting, cuda_graphs: bool) -> Any:
@@ -110,12 +121,11 @@ def with_weights(engines: list[Any], version: int) -> None:
         engine.update_weights(version, drawn.items())
 
 
-def generate(engine: Any, rows: int, setting: Setting, varied: bool, top_k: int = 0, top_p: float = 1.0) -> list[Any]:
-    """A completion for each of so many prompts; `varied`: of several lengths, and four for each prompt."""
+def generate(engine: Any, rows: int, most: int, varied: bool, top_k: int = 0, top_p: float = 1.0) -> list[Any]:
+    """A completion of at most so many tokens for each prompt; `varied`: of several lengths, and four for each."""
     from rft.rollout.engine.base import Request
     from rft.rollout.engine.sampling import Sampling
 
-    most = TOKENS[setting.cpu]
     sampling = Sampling(most, temperature=1.0, top_p=top_p, top_k=top_k, min_p=0.0, stop=[], first_token=None)
     limits = [most, most // 2, most // 4, 2] if varied else [most]
     lengths = [17 * row % 64 + 1 if varied else 64 for row in range(rows)]

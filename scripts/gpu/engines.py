@@ -17,7 +17,7 @@ ENGINES = {  # name: title, package, overrides
 def checks() -> list[Check]:
     """The checks of this file."""
     return [
-        Check(f"engine:{name}", f"sleep and wake: {title}", partial(run, overrides), 60, 420, True, package)
+        Check(f"engine:{name}", f"sleep and wake: {title}", partial(run, overrides), 90, 130, True, package)
         for name, (title, package, overrides) in ENGINES.items()
     ]
 

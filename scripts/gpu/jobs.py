@@ -1,4 +1,4 @@
-"""Short training runs through `python -m rft.main`."""
+"""Configs of command lines, and short training runs through `python -m rft.main`."""
 
 import json
 import math
@@ -40,19 +40,47 @@ def sft(shape: str) -> list[str]:
     return [*SFT, *(f"actor.model_config.{name}={value}" for name, value in SHAPES[shape].items())]
 
 
+def compose_config(overrides: Sequence[str]) -> dict[str, Any]:
+    """The resolved config of a command line, as plain containers."""
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    from rft.main import CONFIG_FOLDER
+    from rft.train.folder.settled import settle
+
+    with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
+        config = compose("main", list(overrides))
+    settle(config)
+    whole: Any = OmegaConf.to_container(config, resolve=True)
+    whole.pop("hydra", None)
+    return whole
+
+
 def run_job(folder: Path, overrides: Sequence[str]) -> Rows:
     """Runs a job in `<folder>/run`; returns the rows of its metrics, one for each step.
 
     Raises:
         FailedError: the job ended with an error; the message is its last line.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "rft.main", *overrides, f"output_dir={folder / 'run'}", "resume=never"]
-    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    sys.stdout.write(done.stdout)
-    if done.returncode:
-        raise FailedError(last_error(done.stdout) or f"the job ended with status {done.returncode}")
+    job = start_job(folder, overrides)
+    status, said = job.wait(), log_of(folder)
+    sys.stdout.write(said)
+    if status:
+        raise FailedError(last_error(said) or f"the job ended with status {status}")
     return rows_of(folder)
+
+
+def start_job(folder: Path, overrides: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Starts a job in `<folder>/run`, unless its overrides say so it does not resume; see `log_of`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "rft.main", "resume=never", *overrides, f"output_dir={folder / 'run'}"]
+    with (folder / "log.txt").open("w") as stream:
+        return subprocess.Popen(command, cwd=folder, stdout=stream, stderr=subprocess.STDOUT)
+
+
+def log_of(folder: Path) -> str:
+    """What the last job of a folder has printed."""
+    return (folder / "log.txt").read_text(errors="replace")
 
 
 def rows_of(folder: Path) -> Rows:

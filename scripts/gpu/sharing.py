@@ -18,8 +18,8 @@ WAIT_S = 60.0
 def checks() -> list[Check]:
     """The checks of this file."""
     return [
-        Check("ipc", "weights to another process through shared memory", share, rank=70, seconds=240),
-        Check("vllm_transfer", "weights by vLLM's own transfer", transfer, 71, 240, cuda=True, package="vllm"),
+        Check("ipc", "weights to another process through shared memory", share, rank=62, seconds=20),
+        Check("vllm_transfer", "weights by vLLM's own transfer", transfer, 91, 60, cuda=True, package="vllm"),
     ]
 
 

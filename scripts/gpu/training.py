@@ -1,20 +1,22 @@
-"""Training by parts: the task, dtypes, float8, attentions, kernels, compiled blocks, offloading, and the plan."""
+"""Training runs: GRPO, a killed run, dtypes, float8, attentions, kernels, compiled blocks, offloading, and the plan."""
 
+import signal
+import time
 from functools import partial
-from typing import get_args
+from importlib.util import find_spec
 
 from gpu.checks import Check, FailedError, Found, Setting
-from gpu.jobs import compare, figure, measured, reference, run_job, sft
-from rft.actor.packing.kernels.choose import KERNELS
-from rft.strategy.attention import FLASH_PACKAGES, flash_package
-from rft.strategy.fp8 import Fp8
+from gpu.jobs import compare, figure, last_error, log_of, measured, reference, rows_of, run_job, sft, start_job
 
+ATTENTIONS = ("flash", "varlen", "flex", "sdpa")
+RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")  # of float8
 OFFLOADS = {
     "param": "strategy.param_offload=all",
     "optimizer": "strategy.optimizer_offload=true",
     "activation": "strategy.activation_offload=true",
 }
 PLAN_ERROR = 0.15  # of the measured peak
+FEW = ("warmup.steps=4", "steps=2", "eval.every=0")
 LEARNED = 0.5  # accuracy of the default run, whose README has 0.82 and more
 GAP = 0.05  # mean difference of log-probabilities of engine and trainer in bfloat16, in nats
 
@@ -22,18 +24,19 @@ GAP = 0.05  # mean difference of log-probabilities of engine and trainer in bflo
 def checks() -> list[Check]:
     """The checks of this file."""
     bf16, fp16 = ("strategy=bf16",), ("strategy.dtype=float16",)
+    beside = "training in {}, beside float32"
     found = [
-        Check("task", "the built-in task from end to end", task, rank=1, seconds=300),
-        Check("bf16", "training in bfloat16, beside float32", partial(trains, bf16, 2e-2, 1e-1), 2, 150),
-        Check("fp16", "training in float16, beside float32", partial(trains, fp16, 1e-2, 5e-2), 3, 150, cuda=True),
-        Check("rollout", "sampling with new weights in bfloat16", rollout, rank=4, seconds=150),
-        Check("plan", "measured peak memory, beside mode=plan", plan, rank=40, seconds=180, cuda=True),
+        Check("grpo", "GRPO of the built-in task learns, in bfloat16 with CUDA graphs", grpo, rank=50, seconds=75),
+        Check("resume", "a killed run goes on to the bit of one that was not, deterministic", resume, 51, seconds=75),
+        Check("bf16", beside.format("bfloat16"), partial(trains, bf16, 2e-2, 1e-1), 70, 40),
+        Check("fp16", beside.format("float16"), partial(trains, fp16, 1e-2, 5e-2), 71, 25, cuda=True),
+        Check("plan", "measured peak memory, beside mode=plan", plan, rank=72, seconds=60, cuda=True),
         Check(
             "liger",
             "the kernels of liger, beside float32",
             partial(trains, ("actor.liger=true",), 1e-3, 1e-2),
-            rank=41,
-            seconds=150,
+            rank=74,
+            seconds=40,
             cuda=True,
             package="liger_kernel",
         ),
@@ -41,34 +44,67 @@ def checks() -> list[Check]:
             "compile",
             "compiled blocks, beside float32",
             partial(trains, ("strategy.compile=true",), 1e-3, 1e-2),
-            rank=42,
-            seconds=240,
+            rank=79,
+            seconds=90,
             cuda=True,
         ),
     ]
-    for name in KERNELS:
+    for name in ATTENTIONS:
         run = partial(trains, (*bf16, f"strategy.attention={name}"), 2e-2, 1e-1)
         title = "packed rows in bfloat16, beside float32"
-        package = flash_package() or FLASH_PACKAGES[-1] if name == "flash" else None
-        found.append(Check(f"attention:{name}", title, run, 10, 150, cuda=True, package=package))
-    for recipe in get_args(Fp8):
+        package = flash_package() if name == "flash" else None
+        found.append(Check(f"attention:{name}", title, run, 80, 40, cuda=True, package=package))
+    for recipe in RECIPES:
         run = partial(trains, (*bf16, f"strategy.fp8={recipe}"), 2e-2, 1e-1)
         title = "float8 layers in bfloat16, beside float32"
-        found.append(Check(f"fp8:{recipe}", title, run, 44, 150, cuda=True, package="torchao"))
+        found.append(Check(f"fp8:{recipe}", title, run, 82, 40, cuda=True, package="torchao"))
     for name, option in OFFLOADS.items():
         title = f"{option}, beside none"
-        found.append(Check(f"offload:{name}", title, partial(offload, option), rank=43, seconds=150, cuda=True))
+        found.append(Check(f"offload:{name}", title, partial(offload, option), rank=81, seconds=40, cuda=True))
     return found
 
 
-def task(setting: Setting) -> Found:
-    """The default run; on a CPU its first steps."""
-    rows = run_job(setting.folder, ["warmup.steps=4", "steps=2", "eval.every=0"] if setting.cpu else [])
+def flash_package() -> str:
+    """The module of FlashAttention 3, or else that of 2."""
+    return "flash_attn_interface" if find_spec("flash_attn_interface") else "flash_attn"
+
+
+def grpo(setting: Setting) -> Found:
+    """The default run in bfloat16; on a CPU its first steps, without graphs."""
+    on_gpu = ["rollout.engine.cuda_graphs=true"]
+    rows = run_job(setting.folder, ["strategy=bf16", *(FEW if setting.cpu else on_gpu)])
     accuracy, seconds = rows[-1]["eval/heldout/accuracy"], rows[-1]["time/elapsed_s"]
+    gap = max(row["rollout/logprob_gap"] for row in rows if "rollout/logprob_gap" in row)
+    if not gap < GAP:
+        raise FailedError(f"log-probabilities of engine and trainer differ by {gap:.3f}, more than {GAP}")
     if not setting.cpu and accuracy < LEARNED:
         raise FailedError(f"accuracy {accuracy:.2f} at the end, less than {LEARNED}")
-    steps = rows[-1]["step"]
-    return Found(f"{steps} steps in {seconds:.0f} s, accuracy {accuracy:.2f}", {"seconds": seconds, "steps": steps})
+    numbers = {"seconds": seconds, "steps": rows[-1]["step"], "accuracy": accuracy, "logprob_gap": gap}
+    took = f"{rows[-1]['step']} steps in {seconds:.0f} s, accuracy {accuracy:.2f}"
+    return Found(f"{took}, log-probabilities of engine and trainer differ by {gap:.1e}", numbers)
+
+
+def resume(setting: Setting) -> Found:
+    """Two runs side by side, of which one is killed behind its first checkpoint and started again."""
+    options = [*FEW, "steps=12", "checkpoint.every=2", "strategy=bf16", "strategy.deterministic=true"]
+    whole = start_job(setting.folder / "whole", options)
+    killed = start_job(setting.folder / "killed", options)
+    checkpoint = setting.folder / "killed" / "run" / "checkpoints" / "latest"
+    while killed.poll() is None and not checkpoint.exists():
+        time.sleep(0.02)
+    killed.kill()
+    if killed.wait() != -signal.SIGKILL or not checkpoint.exists():
+        raise FailedError(f"the run ended before it was killed: {last_error(log_of(setting.folder / 'killed'))}")
+    stopped = checkpoint.resolve().name
+    rows = run_job(setting.folder / "killed", [*options, "resume=auto"])
+    if whole.wait():
+        raise FailedError(last_error(log_of(setting.folder / "whole")))
+    for one, other in zip(rows, rows_of(setting.folder / "whole"), strict=True):
+        for name in {*one} | {*other}:
+            timed = name.startswith(("time/", "throughput/", "memory/"))
+            if not timed and one.get(name) != other.get(name):
+                raise FailedError(f"step {one['step']}: {name} is {one.get(name)} and not {other.get(name)}")
+    return Found(f"killed behind {stopped}: all numbers of {len(rows)} steps are equal", {"steps": len(rows)})
 
 
 def trains(overrides: tuple[str, ...], loss: float, gradient: float, setting: Setting) -> Found:
@@ -77,15 +113,6 @@ def trains(overrides: tuple[str, ...], loss: float, gradient: float, setting: Se
     expected = reference(setting, "float32", options)
     numbers = compare(run_job(setting.folder, [*options, *overrides]), expected, loss, gradient)
     return Found(figure(numbers), numbers)
-
-
-def rollout(setting: Setting) -> Found:
-    """Steps of GRPO in bfloat16: log-probabilities of the engine, beside those of the trainer."""
-    rows = run_job(setting.folder, ["strategy=bf16", "warmup.steps=4", "steps=3", "eval.every=0"])
-    gap = max(row["rollout/logprob_gap"] for row in rows if "rollout/logprob_gap" in row)
-    if not gap < GAP:
-        raise FailedError(f"log-probabilities of engine and trainer differ by {gap:.3f}, more than {GAP}")
-    return Found(f"log-probabilities of engine and trainer differ by {gap:.1e}", {"logprob_gap": gap})
 
 
 def offload(option: str, setting: Setting) -> Found:
@@ -101,7 +128,7 @@ def offload(option: str, setting: Setting) -> Found:
 
 def plan(setting: Setting) -> Found:
     """The peak of a run on the device, beside the plan of the same command line."""
-    from gpu.compose import compose_config
+    from gpu.jobs import compose_config
     from rft.modes.plan.largest import memory_by_stage
     from rft.modes.plan.memory_tracker import device_bytes
 

@@ -19,7 +19,7 @@ def setting(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     torch._dynamo.reset()
     counters.clear()
-    yield Setting(tmp_path, tmp_path, cpu=True)
+    yield Setting(tmp_path, cpu=True)
     torch._dynamo.reset()
 
 
