@@ -4,6 +4,7 @@ import atexit
 import json
 import os
 import pickle
+import re
 import signal
 import sys
 import threading
@@ -169,7 +170,7 @@ def start(device: str) -> World:
         device: `auto` (CUDA where there is one), `cpu` or `cuda`.
 
     Raises:
-        ValueError: `device` is `cuda` and torch finds no CUDA device.
+        ValueError: `device` is `cuda` and torch finds no CUDA device, or no network interface is found.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError(
@@ -182,13 +183,42 @@ def start(device: str) -> World:
         if "RANK" in os.environ and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, _on_terminate)
         backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
-        if "RANK" in os.environ:
-            dist.init_process_group(backend, timeout=timedelta(minutes=30))
-        else:
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            if "RANK" in os.environ:
+                dist.init_process_group(backend, timeout=timedelta(minutes=30))
+            else:
+                dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        except RuntimeError as error:
+            if "gloo/transport" not in str(error):
+                raise
+            raise no_interface("gloo", str(error)) from error
         atexit.register(stop)
     here = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device("cpu")
-    return World(here, init_device_mesh(kind, (dist.get_world_size(),)))
+    world = World(here, init_device_mesh(kind, (dist.get_world_size(),)))
+    if kind == "cuda":
+        check_nccl(world)
+    return world
+
+
+def check_nccl(world: World) -> None:
+    """The first collective on GPUs, in which NCCL looks for a network. Raises a ValueError if it finds none."""
+    try:
+        world.all_sum(torch.zeros((), device=world.device))
+    except RuntimeError as error:
+        if "NCCL" not in str(error) or not re.search("socket interface|bootstrap", str(error), re.IGNORECASE):
+            raise
+        raise no_interface("nccl", str(error)) from error
+
+
+def no_interface(library: str, message: str) -> ValueError:
+    """The error of a process whose library for collectives finds no network interface, with its message."""
+    variable = f"{library.upper()}_SOCKET_IFNAME"
+    given = f"{variable}={os.environ[variable]}" if variable in os.environ else f"{variable} is not set"
+    reason = next(line for line in reversed(message.strip().splitlines()) if line.strip()).strip()
+    return ValueError(
+        f"{library} finds no network interface ({reason}; {given}): set {variable} to one that `ip address` lists and "
+        "that reaches the other machines of the run, or to lo for a run on one machine"
+    )
 
 
 @contextmanager

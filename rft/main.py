@@ -66,7 +66,13 @@ def run_job(config: DictConfig) -> float:
     plain = resolve(config)
     redact_log_records()
     console = Console(quiet=os.environ.get("RANK", "0") != "0")
-    return find_mode(plain["mode"])(plain, console)
+    mode = find_mode(plain["mode"])
+    from rft.train.folder.settled import settle  # imports torch
+
+    if chosen := settle(config):
+        plain = resolve(config)
+        console.print(*chosen, sep="\n", highlight=False, soft_wrap=True)
+    return mode(plain, console)
 
 
 def main() -> None:

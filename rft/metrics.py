@@ -46,10 +46,14 @@ class Metrics:
     def largest(self, name: str, value: float | Tensor) -> None:
         """Keeps the largest value over the step and over all ranks. Tensors stay on their device until `reduce`."""
         before = self._largest.get(name, float("-inf"))
-        if isinstance(value, Tensor) or isinstance(before, Tensor):
-            device = value.device if isinstance(value, Tensor) else torch.device("cpu")
-            pair = (torch.as_tensor(number, dtype=torch.float64, device=device) for number in (before, value))
-            self._largest[name] = torch.maximum(*pair).detach()
+        if isinstance(value, Tensor):
+            value = value.detach().double()
+        if isinstance(value, Tensor) and isinstance(before, Tensor):
+            self._largest[name] = torch.maximum(before.to(value.device), value)
+        elif isinstance(value, Tensor):
+            self._largest[name] = value.clamp(min=before)  # a number becomes no tensor: a GPU would wait for its copy
+        elif isinstance(before, Tensor):
+            self._largest[name] = before.clamp(min=value)
         else:
             self._largest[name] = max(before, value)
 

@@ -73,6 +73,10 @@ def pytest_collection_finish():
 
 def plain(config: DictConfig) -> dict:
     """A composed config, resolved to plain containers."""
+    from rft.strategy.base import AUTO, chosen_dtype  # imports torch
+
+    if config.get("strategy", {}).get("dtype") == AUTO:  # as `settle`, which reads the folder of the run, too
+        config.strategy.dtype = chosen_dtype(AUTO, config.strategy.device)
     return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
 
 

@@ -1,12 +1,20 @@
-"""The collectives on one process and on two."""
+"""How a process joins a run, what FSDP2 sets in torch before, and the collectives on one process and on two."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from rft.distributed import start
+from rft.distributed import check_nccl, start
+from rft.strategy.fsdp2 import FSDP2
+from tests.helpers import yaml_options
+
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def test_one_process_is_a_world():
@@ -47,6 +55,74 @@ def test_cuda_without_a_device_is_refused_with_the_cure(monkeypatch):
     ):
         start("cuda")
     assert start("auto").device.type == "cpu"
+
+
+@pytest.mark.slow
+def test_an_interface_that_gloo_does_not_find_is_named_with_the_variable():
+    code = "from rft.distributed import start\ntry: start('cpu')\nexcept ValueError as error: print(error)"
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "nope"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout.startswith("gloo finds no network interface (")
+    assert "GLOO_SOCKET_IFNAME=nope): set" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("message", "cured"),
+    [
+        ("NCCL error in: NCCLUtils.cpp:94, unhandled system error\nBootstrap : no socket interface found\n", True),
+        ("NCCL error in: NCCLUtils.cpp:94, unhandled cuda error\nout of memory", False),
+        ("CUDA error: no kernel image is available", False),
+    ],
+)
+def test_nccl_without_an_interface_is_named_with_the_variable(monkeypatch, message, cured):
+    def all_sum(_):
+        raise RuntimeError(message)
+
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    expected = "nccl finds no network interface .Bootstrap : no socket interface found; NCCL_SOCKET_IFNAME is not set"
+    with pytest.raises(ValueError if cured else RuntimeError, match=expected if cured else None) as found:
+        check_nccl(SimpleNamespace(all_sum=all_sum, device=torch.device("cpu")))
+    assert cured or str(found.value) == message
+
+
+@pytest.fixture
+def join(monkeypatch):
+    monkeypatch.setenv(WORKSPACE, "")  # restored afterwards
+    monkeypatch.delenv(WORKSPACE)
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    yield lambda **options: FSDP2.join(yaml_options("strategy/fsdp2.yaml", device="cpu", **options))
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+def settings():
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,
+        os.environ.get(WORKSPACE),
+    )
+
+
+def test_deterministic_refuses_kernels_that_are_not_and_ends_with_its_job(join):
+    join(deterministic=True)
+    assert settings() == (True, False, False, ":4096:8")
+    join()
+    assert settings()[:3] == (False, False, True)
+
+
+def test_a_workspace_that_the_user_has_chosen_stays(join, monkeypatch):
+    monkeypatch.setenv(WORKSPACE, ":16:8")
+    join(deterministic=True)
+    assert settings()[3] == ":16:8"
+
+
+def test_the_attention_of_cudnn_is_off_unless_it_is_chosen(join):
+    join()
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    join(cudnn_attention=True)
+    assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
 @pytest.mark.slow

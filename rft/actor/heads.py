@@ -16,9 +16,10 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from rft.actor.forward.backbone import replaced_forward, run_backbone
+from rft.actor.forward.logit_blocks import LogitShape
 from rft.actor.forward.media_inputs import MediaInputs, forbidden_logits
 from rft.actor.loading.stand_ins import random_numbers, stand_ins
-from rft.actor.logprobs import LogitShape, token_logprobs, top_logprobs
+from rft.actor.logprobs import token_logprobs, top_logprobs
 from rft.actor.moe import ROUTER_BALANCE, record_router_logits
 from rft.actor.packing.layout import PackedLayout, SequenceShard
 from rft.actor.packing.sequence_shard import shard_queries
@@ -102,15 +103,22 @@ class LanguageNetwork(nn.Module):
 
     Args:
         key: the yaml key of the model, for messages.
-        compiled: see `token_logprobs`.
+        compiled, device_type: see `token_logprobs`.
 
     Raises:
         ValueError: the model changes its logits in an unknown way; names the key.
     """
 
-    def __init__(self, model: PreTrainedModel, key: str = "actor.path", compiled: bool = False) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        key: str = "actor.path",
+        compiled: bool = False,
+        device_type: str | None = None,
+    ) -> None:
         super().__init__()
         self.compiled = compiled
+        self.device_type = device_type
         self.model = model
         self.shape = find_logit_shape(model, key)
 
@@ -143,7 +151,7 @@ class LanguageNetwork(nn.Module):
         columns: dict[str, Tensor] = {}
         if {"top_ids", "top_logprobs"} & set(outputs):
             columns["top_ids"], columns["top_logprobs"] = top_logprobs(
-                queries.states, head.weight, head.bias, temperature, *top, self.shape, forbidden
+                queries.states, head.weight, head.bias, temperature, *top, self.shape, forbidden, self.device_type
             )
         if set(outputs) - set(columns):
             logprobs, entropy, squares = token_logprobs(
@@ -157,6 +165,7 @@ class LanguageNetwork(nn.Module):
                 shape=self.shape,
                 forbidden=forbidden,
                 compiled=self.compiled,
+                device_type=self.device_type,
             )
             columns |= {"logprobs": logprobs, "entropy": entropy, "sum_p_squared": squares}
             if candidates is not None:

@@ -1,18 +1,19 @@
 """Log-probabilities of given tokens from hidden states, without allocating all logits (tokens, vocabulary).
 
 The head's matrix product, log-softmax, gather and entropy run in float32 over blocks of the vocabulary, each for all
-tokens at once. The running sums are rescaled to the largest logit so far (Milakov and Gimelshein, Online normalizer
-calculation for softmax, arXiv:1805.02867, section 3). The backward pass recomputes the logits of each block. Each pass
-reads every weight of the head once, and the backward pass writes its gradient once. With blocks of tokens, each block
-would add to the gradient of all weights, which would have to be in float32.
+tokens at once (`forward/logit_blocks.py`). The running sums are rescaled to the largest logit so far (Milakov and
+Gimelshein, Online normalizer calculation for softmax, arXiv:1805.02867, section 3). The backward pass recomputes the
+logits of each block. Where they come from tensor cores, its products round the float32 gradient to TF32, which has 3
+bits more than bfloat16. Each pass reads every weight of the head once, and the backward pass writes its gradient once.
+With blocks of tokens, each block would add to the gradient of all weights, which would have to be in float32.
 
 What stands between the matrix products of a block can be compiled (`compiled`): one or two passes over its logits
 instead of about ten. Functions that end with an underscore overwrite the outputs of the head. The compiler reads them
 as functions of a copy, which it does not make.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -21,34 +22,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.profiler import record_function
 
+from rft.actor.forward.logit_blocks import PLAIN, LogitBlocks, LogitShape, Shaping, shape_, tensor_float32
 from rft.strategy.compiled import compile_function
 
-BLOCK_ELEMENTS = (
-    2**23
-)  # numbers of a block of logits or of head weights: 32 MiB in float32; malloc reuses no larger memory
-NARROWEST = 2112  # columns of a block, at least; with fewer, threads and kernels wait for each other
-
-
-@dataclass(frozen=True)
-class LogitShape:
-    """What a model does to the outputs of its head: logits = cap * tanh(scale * outputs / cap).
-
-    Attributes:
-        scale: factor of the outputs.
-        cap: bound of the logits (soft-capping, Gemma 2, 2408.00118, section 2); None for none.
-    """
-
-    scale: float = 1.0
-    cap: float | None = None
-
-    def apply(self, outputs: Tensor) -> Tensor:
-        """The logits for the outputs of the head."""
-        scaled = outputs * self.scale
-        return scaled if self.cap is None else self.cap * torch.tanh(scaled / self.cap)
-
-
-PLAIN = LogitShape()
-Shaping = tuple[Tensor | None, float | None, Tensor | None]  # bias, cap and forbidden of the columns of a block
 Sums = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # see `_add_block_`
 
 
@@ -63,6 +39,7 @@ def token_logprobs(
     shape: LogitShape = PLAIN,
     forbidden: Tensor | None = None,
     compiled: bool = False,
+    device_type: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probability of each target, entropy and sum of squares of each distribution softmax(logits / temperature).
 
@@ -77,6 +54,7 @@ def token_logprobs(
         forbidden: (V,) is added to the logits, without a gradient; or None.
         compiled: compiles what stands between the matrix products. The first call takes longer; a new N or V does not
             compile again.
+        device_type: of the device that computes, if it is not that of the tensors (`mode=plan`).
 
     Returns:
         Log-probabilities (the shape of `targets`), entropy (N,) and sum of squares (N,) in float32 (float64 for
@@ -85,7 +63,7 @@ def token_logprobs(
     """
     columns = targets if targets.dim() == 2 else targets[:, None]
     compiled = compiled and len(hidden) > 1  # the compiler has other code for 0 and for 1
-    options = (temperature, with_entropy, with_squares, shape, forbidden, compiled)
+    options = (temperature, with_entropy, with_squares, shape, forbidden, device_type, compiled)
     logprobs, *rest = _TokenLogprobs.apply(hidden, weight, bias, columns, *options)
     return logprobs.view(targets.shape), *rest
 
@@ -101,21 +79,22 @@ def top_logprobs(
     among: int,
     shape: LogitShape = PLAIN,
     forbidden: Tensor | None = None,
+    device_type: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The likeliest tokens of each distribution softmax(logits / temperature), without gradients.
 
     Args:
-        hidden, weight, bias, temperature, shape, forbidden: as for `token_logprobs`.
+        hidden, weight, bias, temperature, shape, forbidden, device_type: as for `token_logprobs`.
         count: K, the number of tokens to return for each distribution.
         among: only the first `among` tokens of the vocabulary, at least K, are returned. The softmax is over all.
 
     Returns:
         Ids (N, K) int32 and their log-probabilities (N, K), in descending order.
     """
-    blocks = LogitBlocks(hidden, weight, bias, temperature, shape, forbidden)
-    normalizer = blocks.hidden.new_full((len(hidden),), -torch.inf)
+    blocks = LogitBlocks(hidden, weight, bias, temperature, shape, forbidden, device_type)
+    normalizer = blocks.storage.new_full((len(hidden),), -torch.inf)
     best, ids = (hidden.new_empty(len(hidden), 0, dtype=kind) for kind in (blocks.dtype, torch.int64))
-    for part, _, logits in blocks:
+    for part, logits in blocks:
         normalizer = torch.logaddexp(normalizer, logits.logsumexp(-1))
         known = logits[:, : max(0, among - part.start)]
         values, columns = known.topk(min(count, known.shape[1]))
@@ -123,76 +102,6 @@ def top_logprobs(
         best, order = best.topk(min(count, best.shape[1]))
         ids = torch.cat([ids, columns + part.start], 1).gather(1, order)
     return ids.int(), best - normalizer[:, None]
-
-
-class LogitBlocks:
-    """The logits (N, V) of a head, divided by a temperature, one block of the vocabulary at a time.
-
-    Iterating yields a slice of the vocabulary, the head's weights of it (v, D) and the logits (N, v), both in float32
-    (float64 for float64 input). All blocks share one storage, since allocating it for every block is slow. The caller
-    may overwrite the logits.
-
-    Args:
-        hidden: (N, D); weight: (V, D); bias: (V,) or None.
-        temperature: divides the logits.
-        shape: of the logits.
-        forbidden: (V,) is added to the logits; or None.
-
-    Attributes:
-        divisor: of an output of the head in what is computed of it, the logit or the argument of tanh.
-        cap: of the logits, divided by the temperature; or None.
-    """
-
-    def __init__(
-        self,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        temperature: float,
-        shape: LogitShape = PLAIN,
-        forbidden: Tensor | None = None,
-    ) -> None:
-        self.dtype = torch.promote_types(hidden.dtype, torch.float32)
-        self.cap = None if shape.cap is None else shape.cap / temperature
-        self.divisor = (temperature if shape.cap is None else shape.cap) / shape.scale
-        self.hidden = hidden.to(self.dtype) / self.divisor  # (N, D)
-        self.weight = weight
-        self.bias = None if bias is None else bias.to(self.dtype) / self.divisor  # (V,)
-        self.forbidden = forbidden
-        # An odd multiple of 64: rows of logits begin on cache lines, and not all in the same cache set, as with powers
-        # of 2. A matrix product with another row length takes up to 1.6 times as long.
-        lines = max(NARROWEST, BLOCK_ELEMENTS // max(hidden.shape)) // 64
-        self.width = min((lines - 1 | 1) * 64, -(-len(weight) // 64) * 64)
-        self.storage = self.hidden.new_empty(len(hidden), self.width)
-
-    def __iter__(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        for part, head, outputs in self.outputs():
-            yield part, head, _shape_(outputs, *self.shaping(part))
-
-    def outputs(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """The same with the products of the head and the hidden states in the place of the logits."""
-        for start in range(0, len(self.weight), self.width):
-            part = slice(start, start + self.width)
-            head = self.weight[part].to(self.dtype)  # (v, D)
-            outputs = self.storage[:, : len(head)]  # (N, v)
-            torch.mm(self.hidden, head.T, out=outputs)
-            yield part, head, outputs
-
-    def shaping(self, part: slice) -> Shaping:
-        """What makes logits of the outputs of a block."""
-        bias, forbidden = (None if whole is None else whole[part] for whole in (self.bias, self.forbidden))
-        return bias, self.cap, forbidden
-
-
-def _shape_(outputs: Tensor, bias: Tensor | None, cap: float | None, forbidden: Tensor | None) -> Tensor:
-    """The logits of outputs of the head, in their place."""
-    if bias is not None:
-        outputs += bias
-    if cap is not None:
-        outputs.tanh_().mul_(cap)
-    if forbidden is not None:
-        outputs += forbidden
-    return outputs
 
 
 def _columns(targets: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
@@ -222,7 +131,7 @@ def _add_block_(
         powers: (N, v) memory for the powers, maybe that of `outputs`; None for new.
     """
     before, chosen, total, weighted, squares = sums
-    logits = _shape_(outputs, *shaping)
+    logits = shape_(outputs, *shaping)
     columns, here = _columns(targets, start, logits.shape[1])
     chosen = logits.gather(-1, columns).where(here, chosen)
     top = torch.maximum(before, logits.amax(-1))
@@ -257,7 +166,7 @@ def _block_grad_(
         offset: (N,) the gradient of a logit is its probability times this, without the entropy.
     """
     _, cap, forbidden = shaping
-    logits = _shape_(outputs, *shaping)
+    logits = shape_(outputs, *shaping)
     slope = None
     if cap is not None:  # of capped logits by the argument of tanh
         capped = logits if forbidden is None else logits - forbidden
@@ -308,10 +217,11 @@ class _TokenLogprobs(torch.autograd.Function):
         with_squares: bool,
         shape: LogitShape,
         forbidden: Tensor | None,
+        device_type: str | None,
         compiled: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        blocks = LogitBlocks(hidden, weight, bias, temperature, shape, forbidden)
-        first = blocks.hidden.new_full((len(hidden),), torch.finfo(blocks.dtype).min)
+        blocks = LogitBlocks(hidden, weight, bias, temperature, shape, forbidden, device_type)
+        first = blocks.storage.new_full((len(hidden),), torch.finfo(blocks.dtype).min)
         total, weighted, squares = (torch.zeros_like(first) for _ in range(3))
         sums = (first, first.new_zeros(targets.shape), total, weighted, squares)
         powers = torch.empty_like(blocks.storage) if with_entropy and not compiled else blocks.storage
@@ -326,7 +236,7 @@ class _TokenLogprobs(torch.autograd.Function):
         entropy = total.log() - weighted / total if with_entropy else weighted
         squares = squares / total.square()
         ctx.save_for_backward(hidden, weight, bias, targets, normalizer, entropy)
-        ctx.head = (temperature, shape, forbidden)
+        ctx.head = (temperature, shape, forbidden, device_type)
         ctx.compiled = compiled
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*((squares,) if with_entropy else (entropy, squares)))
@@ -340,7 +250,8 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, normalizer, entropy = ctx.saved_tensors
         blocks = LogitBlocks(hidden, weight, bias, *ctx.head)
-        hidden_grad = torch.zeros_like(blocks.hidden) if ctx.needs_input_grad[0] else None
+        divided = blocks.divided(hidden) if blocks.on_tensor_cores else blocks.hidden  # (N, D)
+        hidden_grad = torch.zeros_like(divided) if ctx.needs_input_grad[0] else None
         weight_grad = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         bias_grad = torch.empty_like(bias) if ctx.needs_input_grad[2] else None
         if logprobs_grad is None:
@@ -350,22 +261,23 @@ class _TokenLogprobs(torch.autograd.Function):
         if entropy_grad is not None:
             offset = offset - entropy_grad * entropy
             powers = powers if ctx.compiled else torch.empty_like(powers)
-        for part, head, outputs in blocks.outputs():
-            options = (blocks.shaping(part), targets, part.start, logprobs_grad, normalizer, offset, entropy_grad)
-            if ctx.compiled:
-                grad = outputs
-                columns, added = _compiled(_block_grad)(blocks.storage, len(head), *options)
-            else:
-                grad, columns, added = _block_grad_(outputs, *options, powers[:, : len(head)])  # (N, v)
-            grad.scatter_add_(-1, columns, added)
-            if hidden_grad is not None:
-                torch.addmm(hidden_grad, grad, head, out=hidden_grad)
-            if weight_grad is not None and weight_grad.dtype == blocks.dtype:
-                torch.mm(grad.T, blocks.hidden, out=weight_grad[part])
-            elif weight_grad is not None:
-                weight_grad[part] = grad.T @ blocks.hidden
-            if bias_grad is not None:
-                bias_grad[part] = grad.sum(0) / blocks.divisor
+        with tensor_float32() if blocks.on_tensor_cores else nullcontext():
+            for part, head, outputs in blocks.outputs():
+                options = (blocks.shaping(part), targets, part.start, logprobs_grad, normalizer, offset, entropy_grad)
+                if ctx.compiled:
+                    grad = outputs
+                    columns, added = _compiled(_block_grad)(blocks.storage, len(head), *options)
+                else:
+                    grad, columns, added = _block_grad_(outputs, *options, powers[:, : len(head)])  # (N, v)
+                grad.scatter_add_(-1, columns, added)
+                if hidden_grad is not None:
+                    torch.addmm(hidden_grad, grad, head.to(blocks.dtype), out=hidden_grad)
+                if weight_grad is not None and weight_grad.dtype == blocks.dtype:
+                    torch.mm(grad.T, divided, out=weight_grad[part])
+                elif weight_grad is not None:
+                    weight_grad[part] = grad.T @ divided
+                if bias_grad is not None:
+                    bias_grad[part] = grad.sum(0) / blocks.divisor
         if hidden_grad is not None:
             hidden_grad = hidden_grad.div_(blocks.divisor).to(hidden.dtype)
-        return hidden_grad, weight_grad, bias_grad, *(None,) * 7
+        return hidden_grad, weight_grad, bias_grad, *(None,) * 8

@@ -90,7 +90,8 @@ def build_model(
     drawing = Drawing() if strategy.shards_meta else None
     model = load_with_head(path, config, context.seed, tokenizer.pad_token_id, head, key, drawing)
     model_blocks = blocks(model)
-    network = add_head(model, head, key, compiled=strategy.compile and device.type == "cuda")
+    compiled = strategy.compile and device.type == "cuda"
+    network = add_head(model, head, key, compiled, strategy.device_type)
     plain = empty_like(network.model, device)
     if packing:
         use_packed_attention(model, key, context.media, lambda needs: choose_kernel(strategy, needs, key))
@@ -134,17 +135,19 @@ def read_shards(
         read_weights(model, plain, path, drawing)
 
 
-def add_head(model: PreTrainedModel, head: Head, key: str, compiled: bool = False) -> Network:
+def add_head(
+    model: PreTrainedModel, head: Head, key: str, compiled: bool = False, device_type: str | None = None
+) -> Network:
     """The network that computes the columns of a head.
 
     Args:
-        compiled: see `token_logprobs`.
+        compiled, device_type: see `token_logprobs`.
 
     Raises:
         ValueError: the model does not have such a head; names the key.
     """
     if head == "lm":
-        return LanguageNetwork(model, f"{key}.path", compiled)
+        return LanguageNetwork(model, f"{key}.path", compiled, device_type)
     if head in CLASSIFIERS:
         check_scorer(model, f"{key}.path")
         return ScoreNetwork(model) if head == "score" else StepNetwork(model)

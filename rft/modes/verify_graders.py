@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rft.data.rows.lazy import PlacedRows, Row, Rows, load, place
-from rft.distributed import SINGLE_PROCESS, start
+from rft.distributed import SINGLE_PROCESS
 from rft.modes.model import display
 from rft.reward.call import head
 from rft.reward.certificate.grader import GraderCertificate, Kind, certify, probes
@@ -36,7 +36,7 @@ def certify_graders(job: Components, console: Console) -> bool:
         return True
     job.reward.leave_unscored()  # a finding, and not the end of the command
     with closing(job.reward) as reward:
-        job.place_reward(start(job.strategy.factory.device(job.strategy.options)))
+        job.place_reward(job.join())
         texts = probes(reward, rows)
         with display(SINGLE_PROCESS, console) as shown, shown.progress("verify the reward", 2 * len(texts)) as show:
             found = certify(reward, rows, texts, show)

@@ -5,7 +5,9 @@ Sources of batches, evaluation and the modes that generate text call a sampler, 
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from typing import Literal
 
+import torch
 from torch import Tensor
 
 from rft.algorithm.roles import POLICY
@@ -88,10 +90,15 @@ class EngineSampler(Sampler):
         if self.held == (model, version):
             return
         self.release()
-        self.engine.wake("weights")
+        self._wake("weights")
         self.engine.update_weights(version, weights)
-        self.engine.wake("kv_cache")
+        self._wake("kv_cache")
         self.held = (model, version)
+
+    def _wake(self, part: Literal["weights", "kv_cache"]) -> None:
+        if not self.engine.facts.plain_torch:
+            torch.cuda.empty_cache()  # the engine cannot use what torch keeps of the memory of past updates
+        self.engine.wake(part)
 
     def release(self) -> None:
         """Puts the engine to sleep, if it is awake. Servers decide by their options what they free. A collective."""

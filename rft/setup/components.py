@@ -17,7 +17,7 @@ from rft.data.encode.lengths import Lengths
 from rft.data.encode.processor import MediaProcessor
 from rft.data.rows.lazy import Row, Rows, load
 from rft.data.rows.sources import FileRows, refuse_agents
-from rft.distributed import SINGLE_PROCESS, World, start
+from rft.distributed import SINGLE_PROCESS, World
 from rft.errors import Checks, Problems
 from rft.evaluation.base import EvaluationContext, Evaluator
 from rft.evaluation.generation import GenerationEvaluator, GenerationOptions
@@ -134,7 +134,8 @@ class Components:
 
     def join(self) -> World:
         """Joins the process group."""
-        return start(self.strategy.factory.device(self.strategy.options))
+        world: World = self.strategy.factory.join(self.strategy.options)
+        return world
 
     def watchdog(self, world: World) -> Watchdog:
         """What ends this rank if another one fails, dies or hangs."""

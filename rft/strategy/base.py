@@ -13,15 +13,23 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from rft.distributed import World
+from rft.distributed import World, device_kind, missing_capability, start
 from rft.strategy.attention import Attention
 from rft.strategy.gather import WHOLE, GatherOptions
 from rft.strategy.loss_scale import LossScale
 from rft.strategy.parallel.context import Context
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+AUTO = "auto"
 HOST = " (CPU)"  # ends the names of terms of mode=plan that are in host memory
 MakeOptimizer = Callable[[], tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]]
+
+
+def chosen_dtype(dtype: str, device: str) -> str:
+    """The name of a dtype; `auto` is bfloat16 on a GPU that computes in it (Ampere or later), float32 elsewhere."""
+    if dtype != AUTO:
+        return dtype
+    return "bfloat16" if device_kind(device) == "cuda" and missing_capability((8, 0)) is None else "float32"
 
 
 @dataclass(frozen=True)
@@ -130,6 +138,16 @@ class Strategy(ABC):
     def device(cls, options: Mapping[str, Any]) -> str:
         """Where to compute: `auto` (CUDA where there is a device), `cpu` or `cuda`. Read before the processes start."""
         return "auto"
+
+    @classmethod
+    def settled(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options that leave a choice, each with what is chosen on this machine. The run writes them down."""
+        return {}
+
+    @classmethod
+    def join(cls, options: Mapping[str, Any]) -> World:
+        """Joins the processes of the run. What must be set before the device is first used is set here."""
+        return start(cls.device(options))
 
     @classmethod
     def compute_dtype(cls, options: Mapping[str, Any]) -> str:

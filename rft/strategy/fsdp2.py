@@ -1,5 +1,6 @@
 """FSDP2 on a mesh of one process or many, on gloo or NCCL: one code path."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -17,7 +18,7 @@ from rft.distributed import World
 from rft.errors import Checks
 from rft.ranges import PositiveFloat, PositiveInt
 from rft.strategy.attention import Attention, check_attention
-from rft.strategy.base import DTYPES, HOST, MakeOptimizer, ModelFacts, Strategy, TrainState
+from rft.strategy.base import AUTO, DTYPES, HOST, MakeOptimizer, ModelFacts, Strategy, TrainState, chosen_dtype
 from rft.strategy.blocks import recompute
 from rft.strategy.compiled import compile_function
 from rft.strategy.fp8 import Fp8, check_layers, use_fp8
@@ -42,7 +43,7 @@ class FSDP2(Strategy):
     Args:
         world: supplied by the run.
         device: where to compute; read when the processes start, before this object is made.
-        dtype: what forward and backward compute in; master weights are float32.
+        dtype: what forward and backward compute in; master weights are float32. For `auto` see `chosen_dtype`.
         reduce_dtype: the dtype in which gradients are summed over ranks.
         reshard_after_forward: true frees gathered blocks between forward and backward (less memory); false keeps them
             from the first forward of an update to its last backward (faster).
@@ -61,6 +62,8 @@ class FSDP2(Strategy):
         activation_offload: what the blocks keep for the backward pass is in host memory until then.
         attention: the kernel for the attention of packed rows; `auto` takes the first of flash, varlen and sdpa that
             the device, the dtype, the installed packages and the model allow.
+        cudnn_attention: `scaled_dot_product_attention` may choose the kernel of cuDNN; read by `join`.
+        deterministic: torch computes with deterministic kernels alone, and fails where there is none; read by `join`.
         compile: compiles the blocks, once for all of them and all lengths; on a GPU also the log-probabilities.
         fp8: torchao's recipe for float8 products in the linear layers of the blocks that train; null: none.
         peak_tflops: the peak of one device for `throughput/mfu`; null: that of a known GPU in this dtype.
@@ -81,7 +84,7 @@ class FSDP2(Strategy):
         self,
         world: World,
         device: Literal["auto", "cpu", "cuda"],
-        dtype: Literal["float32", "bfloat16", "float16"],
+        dtype: Literal["auto", "float32", "bfloat16", "float16"],
         reduce_dtype: Literal["float32", "bfloat16"],
         reshard_after_forward: bool,
         accumulate: Literal["sharded", "whole"],
@@ -94,6 +97,8 @@ class FSDP2(Strategy):
         optimizer_offload: bool,
         activation_offload: bool,
         attention: Attention,
+        cudnn_attention: bool,
+        deterministic: bool,
         compile: bool,
         fp8: Fp8 | None,
         peak_tflops: PositiveFloat | None,
@@ -123,7 +128,8 @@ class FSDP2(Strategy):
                 "strategy.activation_offload=false"
             )
         context = Context(world, context_parallel) if context_parallel > 1 else None
-        super().__init__(world, DTYPES[dtype], context, attention, "cuda" if device == "cuda" else None, compile)
+        name = chosen_dtype(dtype, device)
+        super().__init__(world, DTYPES[name], context, attention, "cuda" if device == "cuda" else None, compile)
         self._reshard = reshard_after_forward
         self._accumulate = accumulate
         self._checkpointing = activation_checkpointing
@@ -133,7 +139,7 @@ class FSDP2(Strategy):
         self._fp8 = fp8
         self._peak_tflops = peak_tflops
         self._policy = MixedPrecisionPolicy(
-            param_dtype=None if dtype == "float32" else DTYPES[dtype],  # None casts no inputs either
+            param_dtype=None if name == "float32" else DTYPES[name],  # None casts no inputs either
             reduce_dtype=DTYPES[reduce_dtype],
         )
         self._mesh = self._block_mesh = world.mesh
@@ -153,6 +159,17 @@ class FSDP2(Strategy):
     def device(cls, options: Mapping[str, Any]) -> str:
         """See `Strategy.device`."""
         return str(options["device"])
+
+    @classmethod
+    def join(cls, options: Mapping[str, Any]) -> World:
+        """See `Strategy.join`. A job of a sweep undoes what the one before has set."""
+        if options["deterministic"]:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it at its first product
+        torch.use_deterministic_algorithms(options["deterministic"])
+        fills = not options["deterministic"]  # new memory with NaN in that mode, which takes time
+        torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
+        torch.backends.cuda.enable_cudnn_sdp(options["cudnn_attention"])
+        return super().join(options)
 
     def peak_tflops(self) -> float | None:
         """See `Strategy.peak_tflops`."""
@@ -175,7 +192,12 @@ class FSDP2(Strategy):
     @classmethod
     def compute_dtype(cls, options: Mapping[str, Any]) -> str:
         """See `Strategy.compute_dtype`."""
-        return str(options["dtype"])
+        return chosen_dtype(options["dtype"], options["device"])
+
+    @classmethod
+    def settled(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Strategy.settled`."""
+        return {"dtype": cls.compute_dtype(options)} if options["dtype"] == AUTO else {}
 
     @classmethod
     def reference_options(cls, options: Mapping[str, Any], dtype: str) -> dict[str, Any]:
@@ -207,7 +229,7 @@ class FSDP2(Strategy):
         """See `Strategy.check`."""
         check = Checks()
         check.messages += model_errors(options, models)
-        check.attempt(check_attention, options["attention"], options["device"], DTYPES[options["dtype"]])
+        check.attempt(check_attention, options["attention"], options["device"], DTYPES[cls.compute_dtype(options)])
         check.end()
 
     def check_model(

@@ -10,7 +10,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from rft.actor import logprobs as module
-from rft.actor.logprobs import LogitShape, token_logprobs, top_logprobs
+from rft.actor.forward import logit_blocks
+from rft.actor.forward.logit_blocks import LogitShape
+from rft.actor.logprobs import token_logprobs, top_logprobs
 
 F64 = torch.float64
 N, D, V = 11, 5, 150  # blocks of at least 64: two whole ones and the beginning of a third
@@ -29,8 +31,8 @@ def plainly(hidden, weight, bias, targets, temperature):
 
 
 def narrow(monkeypatch):
-    monkeypatch.setattr(module, "BLOCK_ELEMENTS", 1)
-    monkeypatch.setattr(module, "NARROWEST", 64)
+    monkeypatch.setattr(logit_blocks, "BLOCK_ELEMENTS", {"cpu": 1, "cuda": 1})
+    monkeypatch.setattr(logit_blocks, "NARROWEST", 64)
 
 
 def forget():
@@ -263,9 +265,10 @@ def test_the_logits_are_never_held_whole(monkeypatch, vocabulary):
 
 @pytest.mark.parametrize("tokens, size", [(1, 896), (60, 256), (8192, 896), (100_000, 64)])
 def test_a_block_is_within_its_cap_and_its_rows_begin_on_cache_lines(tokens, size):
-    blocks = module.LogitBlocks(torch.empty(tokens, size, device="meta"), torch.empty(10**6, size), None, 1.0)
-    assert blocks.width * max(tokens, size) <= max(module.BLOCK_ELEMENTS, module.NARROWEST * max(tokens, size))
-    assert blocks.width >= module.NARROWEST
+    blocks = logit_blocks.LogitBlocks(torch.empty(tokens, size, device="meta"), torch.empty(10**6, size), None, 1.0)
+    most = max(logit_blocks.BLOCK_ELEMENTS["cpu"], logit_blocks.NARROWEST * max(tokens, size))
+    assert blocks.width * max(tokens, size) <= most
+    assert blocks.width >= logit_blocks.NARROWEST
     assert blocks.width % 128 == 64
 
 
@@ -276,6 +279,72 @@ def test_a_bfloat16_head_is_never_copied_whole(monkeypatch):
         logprobs, entropy, _ = token_logprobs(hidden, weight, None, torch.arange(8), 1.0, True)
         (logprobs + entropy).sum().backward()
     assert mine.nbytes == weight.nbytes, "the gradient"
+
+
+class TensorCores(TorchDispatchMode):
+    """Computes the product that torch has on a GPU alone, and records the products of matrices.
+
+    Attributes:
+        sixteen: dtypes of the factors of each product of 16-bit matrices.
+        thirty_two: the precision of each product of float32 matrices.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.sixteen, self.thirty_two = [], []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.mm.dtype_out:
+            self.sixteen.append((args[0].dtype, args[1].dtype, args[2]))
+            return kwargs["out"].copy_(args[0].double() @ args[1].double())
+        if func in (torch.ops.aten.mm.out, torch.ops.aten.mm.default, torch.ops.aten.addmm.out):
+            self.thirty_two.append(torch.get_float32_matmul_precision())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bits_on_a_gpu_are_multiplied_as_they_are(monkeypatch, dtype, temperature):
+    """No copy of the head is made for the forward. The backward rounds to TF32, and then the setting is as before."""
+    narrow(monkeypatch)
+    before = torch.get_float32_matmul_precision()
+    leaves, targets = inputs(bias=True, dtype=dtype)
+    shape = LogitShape(1.5, 20.0)
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    logp = (shape.apply(torch.nn.functional.linear(*exact)) / temperature).log_softmax(-1)
+    expected = logp.gather(-1, targets[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
+    with TensorCores() as forward:
+        found = token_logprobs(*leaves, targets, temperature, True, shape=shape, device_type="cuda")[:2]
+        ids, likeliest = top_logprobs(*leaves, temperature, 4, V, shape, device_type="cuda")
+    assert forward.sixteen == [(dtype, dtype, torch.float32)] * 2 * 3 and not forward.thirty_two
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, check_dtype=False)
+    torch.testing.assert_close(likeliest, logp.gather(1, ids.long()), rtol=1e-5, atol=1e-5, check_dtype=False)
+    with TensorCores() as backward:
+        mine = torch.autograd.grad(found[0].sum() + 0.3 * found[1].sum(), leaves)
+    assert backward.sixteen == [(dtype, dtype, torch.float32)] * 3
+    assert backward.thirty_two == ["high"] * 2 * 3, "the gradients of the states and of the head"
+    assert torch.get_float32_matmul_precision() == before
+    theirs = torch.autograd.grad(expected[0].sum() + 0.3 * expected[1].sum(), exact)
+    torch.testing.assert_close(mine, theirs, rtol=0.01, atol=0.01, check_dtype=False)
+
+
+def test_float32_on_a_gpu_is_computed_as_on_a_cpu():
+    leaves, targets = inputs(dtype=torch.float32)
+    made = []
+    for device_type in ("cpu", "cuda"):
+        with TensorCores() as products:
+            found = token_logprobs(*leaves, targets, 0.6, True, device_type=device_type)[:2]
+            made.append([*found, *torch.autograd.grad(found[0].sum() + found[1].sum(), leaves)])
+        assert not products.sixteen and set(products.thirty_two) == {torch.get_float32_matmul_precision()}
+    assert all(torch.equal(*pair) for pair in zip(*made, strict=True))
+
+
+def test_a_gpu_has_fewer_and_wider_blocks():
+    """32,768 tokens and the vocabulary of Qwen2.5: each product reads all hidden states."""
+    hidden, weight = torch.empty(32768, 1536, device="meta"), torch.empty(151936, 1536, device="meta")
+    count = {kind: -(-151936 // logit_blocks.LogitBlocks(hidden, weight, None, 1.0, device_type=kind).width)
+             for kind in ("cpu", "cuda")}  # fmt: skip
+    assert count == {"cpu": 72, "cuda": 38}
 
 
 def results(n, v, options, **more):
@@ -295,7 +364,7 @@ def results(n, v, options, **more):
     "options",
     [
         {"dtype": F64, "entropy": True, "count": 1, "shape": LogitShape(3.0, 2.0), "forbids": True},
-        {"dtype": torch.float32, "entropy": False, "count": 3, "shape": module.PLAIN, "forbids": False},
+        {"dtype": torch.float32, "entropy": False, "count": 3, "shape": logit_blocks.PLAIN, "forbids": False},
     ],
 )
 def test_compiled_blocks_are_the_same_and_no_size_is_compiled_again(options, monkeypatch):

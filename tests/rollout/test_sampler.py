@@ -1,8 +1,9 @@
 """The sampler: when its engine wakes, takes weights and sleeps."""
 
 import pytest
+import torch
 
-from rft.rollout.engine.base import Completion, Engine, Request
+from rft.rollout.engine.base import Completion, Engine, EngineFacts, Request
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import EngineSampler
 
@@ -61,6 +62,17 @@ def test_weights_are_taken_between_the_two_parts_of_waking(sampler, engine):
     sampler.publish(3, iter([("w", 1), ("v", 2)]))
     assert engine.calls == taken(3, [("w", 1), ("v", 2)])
     assert sampler.held == ("actor", 3)
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_an_engine_with_memory_of_its_own_wakes_when_torch_has_returned_what_it_keeps(
+    sampler, engine, monkeypatch, shares
+):
+    engine.facts = EngineFacts(plain_torch=shares)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: engine.calls.append("empty"))
+    sampler.publish(3, [])
+    weights, update, cache = taken(3)
+    assert engine.calls == ([weights, update, cache] if shares else ["empty", weights, update, "empty", cache])
 
 
 def test_weights_that_the_engine_holds_are_not_read_again(sampler, engine):

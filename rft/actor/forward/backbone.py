@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -121,4 +120,5 @@ def _packed_with_probe(
         positions = positions.expand(len(behind), -1)
     found = {name: torch.cat([column, probe[name][0]]) for name, column in packed.items() if name != "position_ids"}
     found["position_ids"] = torch.cat([positions, behind.expand(*positions.shape[:-1], -1)], -1)
-    return found, replace(layout, segments=(*layout.segments, PackedSegment(1, size)))
+    segments = (*layout.segments, PackedSegment(1, size))
+    return found, PackedLayout(layout.source, layout.place, layout.positions, segments, layout.shard)

@@ -254,7 +254,7 @@ def fill(model: nn.Module, stored: Iterator[tuple[str, Any]]) -> None:
             source = module.pack(source[tuple(slice(0, size) for size in module.shape)])
         local, region = _local_part(tensor)
         if local.numel():
-            local.copy_(source[region])
+            local.copy_(source[region].to(local.device))  # between devices, `copy_` would convert the dtype on the CPU
 
 
 def _local_part(tensor: Tensor) -> tuple[Tensor, tuple[slice, ...]]:

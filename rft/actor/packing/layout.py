@@ -1,7 +1,7 @@
 """The layout of packed rows in one forward: behind one another, without padding, a shared prefix once per group."""
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -67,9 +67,10 @@ class SequenceShard:
         return torch.cat(arrived)[self.order]
 
 
-@dataclass(frozen=True)
 class PackedLayout:
-    """B rows of at most T tokens as one sequence of N tokens.
+    """B rows of at most T tokens as one sequence of N tokens. It does not change.
+
+    No dataclass: FSDP would copy it before every block, field by field, and make the table again each time.
 
     Attributes:
         source: (N,) index of each packed token in the flattened (B * T) rows.
@@ -77,23 +78,28 @@ class PackedLayout:
         positions: (N,) position of each packed token in its row.
         segments: of the sequence, in order.
         shard: this rank's part, where several ranks have joined their rows into the sequence of `segments`.
-        table: `segment_table` of the segments, whatever is given.
+        table: `segment_table` of the segments.
     """
 
-    source: Tensor
-    place: Tensor
-    positions: Tensor
-    segments: tuple[PackedSegment, ...]
-    shard: SequenceShard | None = None
-    table: Tensor = field(default_factory=lambda: torch.empty(0))  # FSDP copies what a block gets, field by field
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "table", segment_table(self.segments))
+    def __init__(
+        self,
+        source: Tensor,
+        place: Tensor,
+        positions: Tensor,
+        segments: tuple[PackedSegment, ...],
+        shard: SequenceShard | None = None,
+    ) -> None:
+        self.source = source
+        self.place = place
+        self.positions = positions
+        self.segments = segments
+        self.shard = shard
+        self.table = segment_table(segments)
 
     def to(self, device: torch.device) -> "PackedLayout":
         """The same on a device."""
-        moved: dict[str, Any] = {name: to_device(vars(self)[name], device) for name in ("source", "place", "positions")}
-        return replace(self, shard=self.shard and self.shard.to(device), **moved)
+        source, place, positions = (to_device(tensor, device) for tensor in (self.source, self.place, self.positions))
+        return PackedLayout(source, place, positions, self.segments, self.shard and self.shard.to(device))
 
 
 def segment_table(segments: tuple[PackedSegment, ...]) -> Tensor:

@@ -63,4 +63,4 @@ def join(layout: PackedLayout, batch: TensorDict, context: Context) -> PackedLay
         received=torch.bincount(holder, minlength=context.size).tolist(),
         order=holder.argsort(stable=True).argsort(),
     )
-    return replace(layout, positions=joined["position_ids"], segments=tuple(segments), shard=shard)
+    return PackedLayout(layout.source, layout.place, joined["position_ids"], tuple(segments), shard)

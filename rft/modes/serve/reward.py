@@ -8,7 +8,6 @@ from typing import Any
 
 from rich.console import Console
 
-from rft.distributed import start
 from rft.modes.serve.key import RUN_VARIABLE, print_key, server_key
 from rft.reward.compose import OWN, WeightedSum
 from rft.reward.services.protocol import fingerprint
@@ -42,7 +41,7 @@ def serve_reward(parts: Components, console: Console) -> None:
     check_failed(node)
     reward.leave_unscored()
     reward.check()
-    parts.place_reward(start(parts.strategy.factory.device(parts.strategy.options)))
+    parts.place_reward(parts.strategy.factory.join(parts.strategy.options))
     try:
         listening = socket.create_server((options.host, options.port), backlog=options.limits.requests)
     except OSError as error:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 from transformers import Cache, PreTrainedConfig, PreTrainedTokenizerBase
 
+from rft.actor.forward.logit_blocks import LogitBlocks, on_tensor_cores
 from rft.actor.forward.media_inputs import MediaInputs, forbidden_logits, own_positions
 from rft.actor.init import meta_model
-from rft.actor.logprobs import LogitBlocks
 from rft.actor.model import end_tokens, expanded_zero
 from rft.batch.encoded import EncodedText, as_encoded
 from rft.batch.media import concat_media
@@ -282,11 +282,16 @@ class StopStrings:
 
 def float32_logits(head: nn.Linear, states: Tensor) -> Tensor:
     """The logits (R, T, V) of states (R, T, D) in float32, computed as the trainer does, for a head of fewer bits."""
-    blocks = LogitBlocks(states.flatten(0, 1), head.weight, head.bias, 1.0)
-    logits = torch.empty(*states.shape[:2], len(head.weight), dtype=blocks.dtype, device=states.device)
-    for part, _, values in blocks:
-        logits[..., part] = values.view(*states.shape[:2], -1)
-    return logits
+    flat = states.flatten(0, 1)
+    logits = flat.new_empty(len(flat), len(head.weight), dtype=torch.float32)
+    if on_tensor_cores(flat, head.weight, flat.device.type):
+        torch.mm(flat, head.weight.T, out_dtype=torch.float32, out=logits)
+        if head.bias is not None:
+            logits += head.bias
+    else:
+        for part, values in LogitBlocks(flat, head.weight, head.bias, 1.0):
+            logits[:, part] = values
+    return logits.view(*states.shape[:2], -1)
 
 
 def waves(requests: list[Request], max_rows: int) -> Iterator[list[tuple[int, range]]]:

@@ -146,7 +146,7 @@ def truncate(weights: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
         while True:
             best = weights.sort(-1, descending=True).values if count == width else weights.topk(count).values
             best = best.double()  # (R, count)
-            mass = best.cumsum(-1)  # (R, count)
+            mass = running_sum(best)  # (R, count)
             # Sorting a whole vocabulary is slow, and few tokens hold the mass unless the distribution is flat.
             if top_k > 0 or count == width or bool((mass[:, -1] >= top_p).all()):
                 break
@@ -183,9 +183,29 @@ def invert(weights: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
     return block * size + place, (chosen / total).log().float()
 
 
+def running_sum(values: Tensor) -> Tensor:
+    """The sums of the first numbers of each row, (R, K).
+
+    On a GPU torch has no deterministic kernel for it. With `strategy.deterministic` the sums double their reach in
+    log2(K) additions.
+    """
+    if values.is_cuda and torch.are_deterministic_algorithms_enabled():
+        return sum_by_doubling(values)
+    return values.cumsum(-1)
+
+
+def sum_by_doubling(values: Tensor) -> Tensor:
+    """The sums of the first numbers of each row, (R, K), in log2(K) additions."""
+    reach = 1
+    while reach < values.shape[-1]:
+        values = torch.cat([values[..., :reach], values[..., reach:] + values[..., :-reach]], -1)
+        reach *= 2
+    return values
+
+
 def _find(mass: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """The first entry where the running sum of (R, K) exceeds the target (R,), and the target left inside it."""
-    sums = mass.cumsum(-1)
+    sums = running_sum(mass)
     # Rounding may put the target on the total itself, past the last entry of positive mass.
     target = torch.minimum(target, sums[:, -1] * (1 - 2.0**-52))[:, None]  # (R, 1)
     place = torch.searchsorted(sums, target, right=True)  # (R, 1)

@@ -35,6 +35,7 @@ from rft.rollout.engine.vllm_memory import cache_arguments
 from rft.rollout.server.remote.rft_receiver import load_weights
 from rft.rollout.server.servable import ServableEngine
 from rft.rollout.server.server_api import ServerApi
+from rft.strategy.gather import GatherOptions
 
 SHARE = 0.4  # default of gpu_memory_utilization; the trainer uses the rest
 SHOWN = 120  # characters of an error of vLLM
@@ -144,6 +145,7 @@ class VLLMEngine(ServableEngine):
                 raise
             raise refused(error) from error
         self._engine = self._llm.llm_engine
+        self.gather_options = GatherOptions(self._engine.vllm_config.model_config.dtype)
         self._group: dist.ProcessGroup | None = None
         if self._llm.llm_engine.vllm_config.parallel_config.tensor_parallel_size > 1:
             from vllm.distributed import get_tp_group

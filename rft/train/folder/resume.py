@@ -43,6 +43,8 @@ CHANGES_NOTHING = {
     "strategy.accumulate": "when gradients are reduced",
     "strategy.activation_checkpointing": "what the backward pass recomputes",
     "strategy.attention": "which kernel computes the attention of packed rows",
+    "strategy.cudnn_attention": "which kernel computes attention",
+    "strategy.deterministic": "which kernels compute",
     "strategy.compile": "how blocks are executed",
     "strategy.peak_tflops": "the scale of throughput/mfu",
     # servers, and where the memory is

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from rft.actor.packing import layout as module
 from rft.actor.packing.layout import PackedSegment, pack_layout, shared_prefixes, table_segments
-from tests.helpers import token_batch
+from tests.helpers import MODEL, make_actor, make_batch, make_strategy, token_batch
 
 
 def of_layout(batch, shared):
@@ -117,3 +118,13 @@ def test_the_table_of_a_layout_holds_its_segments():
     layout = pack_layout(token_batch([5, 6, 1], [9], [5, 6, 2, 3], group=[4, 2, 4]), torch.tensor([2, 0, 2]))
     assert layout.table.tolist() == [1, 1, -1, 1, 2, -1, 1, 1, 1, 1, 2, 1]
     assert table_segments(layout.table) == layout.segments
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_fsdp_does_not_copy_the_layout_before_a_block(world, monkeypatch, layers):
+    """It casts what a block gets, and copies dataclasses for that, field by field."""
+    shape = {"model_config": MODEL | {"num_hidden_layers": layers}}
+    actor, made = make_actor(world, make_strategy(world, dtype="bfloat16"), **shape), []
+    monkeypatch.setattr(module, "segment_table", lambda segments: made.append(segments) or torch.empty(0))
+    actor.compute(make_batch(), ("logprobs",), 1.0)
+    assert len(made) == 2, "once when rows are packed, and once on their way to the device"

@@ -4,7 +4,8 @@ import pytest
 import torch
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from rft.rollout.engine.sampling import greedy, invert, sample, stream, truncate, uniform
+from rft.rollout.engine import sampling as module
+from rft.rollout.engine.sampling import greedy, invert, sample, stream, sum_by_doubling, truncate, uniform
 
 GOLDEN = 0x9E3779B97F4A7C15
 
@@ -38,6 +39,16 @@ def test_invert_by_hand():
     tokens, logprobs = invert(weights, draws)
     assert tokens.tolist() == [1, 1, 3, 3, 4, 4]
     assert logprobs.tolist() == pytest.approx([math.log(0.5)] * 2 + [math.log(0.25)] * 4)
+
+
+@pytest.mark.parametrize("width", [1, 2, 7, 64, 390])
+def test_sums_by_doubling_are_the_running_sums(width, monkeypatch):
+    values = torch.rand(3, width, generator=torch.Generator().manual_seed(width), dtype=torch.float64)
+    torch.testing.assert_close(sum_by_doubling(values), values.cumsum(-1), rtol=1e-14, atol=0)
+    draws = torch.rand(3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    tokens, _ = invert(values, draws)
+    monkeypatch.setattr(module, "running_sum", sum_by_doubling)
+    assert torch.equal(invert(values, draws)[0], tokens)
 
 
 def test_invert_stays_inside_where_rounding_lifts_the_sum():

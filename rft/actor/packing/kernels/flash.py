@@ -40,7 +40,7 @@ class FlashKernel(RowsKernel):
         """See `RowsKernel.backward`."""
         gradients = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         written = dict(zip(("dq", "dk", "dv"), gradients, strict=True))
-        options = _options(call) | written | {"deterministic": False}
+        options = _options(call) | written | {"deterministic": torch.are_deterministic_algorithms_enabled()}
         tensors = (gradient, q, k, v, out, lse)
         if self.third:
             self._functions._flash_attn_backward(*tensors, is_causal=call.causal, **options)

@@ -1,0 +1,47 @@
+"""What the strategy decides on this machine is written into the config, before other keys take its value over."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from rft.registry import Target
+from rft.strategy.base import Strategy
+from rft.train.folder.run_folder import AUTO, read_config
+
+
+def settle(config: DictConfig) -> list[str]:
+    """Replaces options of the strategy that leave a choice, such as `dtype=auto`, by what is chosen.
+
+    A run that this command continues keeps its choice, also on another machine.
+
+    Args:
+        config: of a command, composed; changed in place. A mistake in the node of the strategy is left for the checks
+            of the whole config.
+
+    Returns:
+        A line for each option: `strategy.dtype=auto: bfloat16`.
+    """
+    node: Any = OmegaConf.to_container(config.strategy, resolve=True)
+    try:
+        strategy = Target(node, "strategy", ("world",))
+    except ValueError:
+        return []
+    if not (isinstance(strategy.factory, type) and issubclass(strategy.factory, Strategy)):
+        return []
+    found, lines = strategy.factory.settled(strategy.options), list[str]()
+    before = _continued(config) if found else {}
+    for name, chosen in found.items():
+        same = before.get("_target_") == node["_target_"] and name in before
+        value, why = (before[name], ", as the run in output_dir") if same else (chosen, "")
+        config.strategy[name] = value
+        lines.append(f"strategy.{name}={node[name]}: {value}{why}")
+    return lines
+
+
+def _continued(config: DictConfig) -> Mapping[str, Any]:
+    """The node of the strategy of the run in the folder that the config names; empty if it is not to be continued."""
+    saved = read_config(Path(config.output_dir)) if config.resume == AUTO else None
+    found = {} if saved is None else saved.get("strategy")
+    return found if isinstance(found, Mapping) else {}
