@@ -71,7 +71,8 @@ def run_job(config: DictConfig) -> float:
 
     if chosen := settle(config):
         plain = resolve(config)
-        console.print(*chosen, sep="\n", highlight=False, soft_wrap=True)
+        for line in filter(None, chosen.values()):
+            console.print(line, highlight=False, soft_wrap=True)
     return mode(plain, console)
 
 

@@ -13,6 +13,7 @@ from rft.actor import logprobs as module
 from rft.actor.forward import logit_blocks
 from rft.actor.forward.logit_blocks import LogitShape
 from rft.actor.logprobs import token_logprobs, top_logprobs
+from tests.actor.forward.tensor_cores import TensorCores
 
 F64 = torch.float64
 N, D, V = 11, 5, 150  # blocks of at least 64: two whole ones and the beginning of a third
@@ -279,27 +280,6 @@ def test_a_bfloat16_head_is_never_copied_whole(monkeypatch):
         logprobs, entropy, _ = token_logprobs(hidden, weight, None, torch.arange(8), 1.0, True)
         (logprobs + entropy).sum().backward()
     assert mine.nbytes == weight.nbytes, "the gradient"
-
-
-class TensorCores(TorchDispatchMode):
-    """Computes the product that torch has on a GPU alone, and records the products of matrices.
-
-    Attributes:
-        sixteen: dtypes of the factors of each product of 16-bit matrices.
-        thirty_two: the precision of each product of float32 matrices.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.sixteen, self.thirty_two = [], []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten.mm.dtype_out:
-            self.sixteen.append((args[0].dtype, args[1].dtype, args[2]))
-            return kwargs["out"].copy_(args[0].double() @ args[1].double())
-        if func in (torch.ops.aten.mm.out, torch.ops.aten.mm.default, torch.ops.aten.addmm.out):
-            self.thirty_two.append(torch.get_float32_matmul_precision())
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])

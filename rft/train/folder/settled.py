@@ -6,12 +6,13 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from rft.distributed import device_kind
 from rft.registry import Target
 from rft.strategy.base import Strategy
 from rft.train.folder.run_folder import AUTO, read_config
 
 
-def settle(config: DictConfig) -> list[str]:
+def settle(config: DictConfig) -> dict[str, str]:
     """Replaces options of the strategy that leave a choice, such as `dtype=auto`, by what is chosen.
 
     A run that this command continues keeps its choice, also on another machine.
@@ -21,22 +22,24 @@ def settle(config: DictConfig) -> list[str]:
             of the whole config.
 
     Returns:
-        A line for each option: `strategy.dtype=auto: bfloat16`.
+        The options that were replaced, each with a line for the user, such as `strategy.dtype=auto: bfloat16`; an empty
+        one if this machine has no GPU and the run none before, for which there is one choice.
     """
     node: Any = OmegaConf.to_container(config.strategy, resolve=True)
     try:
         strategy = Target(node, "strategy", ("world",))
     except ValueError:
-        return []
+        return {}
     if not (isinstance(strategy.factory, type) and issubclass(strategy.factory, Strategy)):
-        return []
-    found, lines = strategy.factory.settled(strategy.options), list[str]()
+        return {}
+    found, lines = strategy.factory.settled(strategy.options), dict[str, str]()
     before = _continued(config) if found else {}
     for name, chosen in found.items():
         same = before.get("_target_") == node["_target_"] and name in before
         value, why = (before[name], ", as the run in output_dir") if same else (chosen, "")
         config.strategy[name] = value
-        lines.append(f"strategy.{name}={node[name]}: {value}{why}")
+        told = device_kind(AUTO) == "cuda" or value != chosen
+        lines[name] = f"strategy.{name}={node[name]}: {value}{why}" if told else ""
     return lines
 
 

@@ -34,7 +34,7 @@ def test_a_plan_of_ranks_that_are_not_here_with_the_origin_of_every_value(say, t
     said = [line.strip(" │├└─") for line in out.splitlines()]
     origins = said[said.index("values that differ from the default run") : said.index("work")]
     assert "batch.epochs: 2 (not 1)" in origins[origins.index("mine/run.yaml") :]
-    assert "strategy.dtype: bfloat16 (not float32)" in origins[origins.index("rft/config/strategy/bf16.yaml") :]
+    assert "strategy.dtype: bfloat16 (not auto)" in origins[origins.index("rft/config/strategy/bf16.yaml") :]
     assert "steps: 3 (not 60)" in origins[origins.index("command line") :]
     lines = {" ".join(line.split()) for line in said}
     assert "processes 2" in lines

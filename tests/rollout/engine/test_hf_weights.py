@@ -6,6 +6,7 @@ import torch
 from rft.rollout.engine.base import Request
 from rft.rollout.engine.hf import HFEngine, float32_logits
 from rft.strategy.gather import GatherOptions
+from tests.actor.forward.tensor_cores import TensorCores
 from tests.helpers import engine_context, hf_engine
 from tests.rollout.word_models import MODELS, VOCABULARY, build, prompts_of, sampling, word_tokenizer
 
@@ -96,15 +97,20 @@ def test_asleep_it_holds_nothing_and_wakes_with_the_same_answers():
         assert engine.generate(requests, sampling()) == first
 
 
-def test_logits_of_a_narrow_head_are_float32():
-    """Logits near 300 in bfloat16 would be multiples of 2."""
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_logits_of_a_narrow_head_are_float32(monkeypatch, on_gpu):
+    """Logits near 300 in bfloat16 would be multiples of 2. A GPU multiplies the head as it is."""
+    monkeypatch.setattr("rft.rollout.engine.hf.on_tensor_cores", lambda *_: on_gpu)
     head = torch.nn.Linear(2, 3, dtype=torch.bfloat16).requires_grad_(False)
     head.weight.data = torch.tensor([[256.0, 1.0], [256.0, 1.5], [0.0, 1.0]], dtype=torch.bfloat16)
     head.bias.data = torch.tensor([0.5, 0.0, 0.0], dtype=torch.bfloat16)
     states = torch.tensor([[[1.0, 1.0]], [[0.0, 2.0]]], dtype=torch.bfloat16)
-    found = float32_logits(head, states)
+    with TensorCores() as products:
+        found = float32_logits(head, states)
     assert found.dtype == torch.float32
+    assert products.sixteen == [(torch.bfloat16, torch.bfloat16, torch.float32)] * on_gpu
     assert found.tolist() == [[[257.5, 257.5, 1.0]], [[2.5, 3.0, 2.0]]]
     engine, weights = bare(torch.bfloat16)
     engine.update_weights(1, weights.items())
-    assert engine.model(torch.tensor([[1, 2]])).logits.dtype == torch.float32
+    with TensorCores():
+        assert engine.model(torch.tensor([[1, 2]])).logits.dtype == torch.float32

@@ -18,6 +18,7 @@ from rft.rollout.engine.base import Request
 from rft.rollout.engine.sampling import FirstToken, Sampling, truncate
 from rft.rollout.engine.vllm import VLLMEngine
 from rft.setup.parts import CONTEXT
+from rft.strategy.gather import GatherOptions
 from tests.families.rows import encoder, rows
 from tests.helpers import engine_context
 from tests.rollout.media import check_samples_with_media, family_for_vllm
@@ -70,6 +71,7 @@ def off(policy, request, answer, how):
 @needs_vllm
 @pytest.mark.slow
 def test_it_samples_what_transformers_computes_after_every_update(engine):
+    assert engine.gather_options == GatherOptions(torch.float32), "its own dtype"
     requests = [Request([5, 6, 7], [11, 12]), Request([9], [13]), Request(list(range(3, 40)), [14, 15, 16])]
     hows = [
         PLAIN,

@@ -39,7 +39,8 @@ def settled(tmp_path, *overrides):
 def test_auto_is_bfloat16_on_a_gpu_that_has_it(tmp_path, gpu, capability, overrides, dtype):
     if capability is not None:
         gpu(capability)
-    assert settled(tmp_path, *overrides) == (dtype, [f"strategy.dtype=auto: {dtype}"])
+    said = "" if capability is None else f"strategy.dtype=auto: {dtype}"  # without a GPU there is no choice
+    assert settled(tmp_path, *overrides) == (dtype, {"dtype": said})
 
 
 def test_a_gpu_that_a_plan_alone_names_has_bfloat16(tmp_path):
@@ -49,20 +50,20 @@ def test_a_gpu_that_a_plan_alone_names_has_bfloat16(tmp_path):
 def test_what_is_given_stays(tmp_path, gpu):
     gpu((9, 0))
     for dtype in ("float32", "float16"):
-        assert settled(tmp_path, f"strategy.dtype={dtype}") == (dtype, [])
-    assert settled(tmp_path, "strategy=bf16") == ("bfloat16", [])
+        assert settled(tmp_path, f"strategy.dtype={dtype}") == (dtype, {})
+    assert settled(tmp_path, "strategy=bf16") == ("bfloat16", {})
 
 
 def test_a_run_that_is_continued_keeps_its_dtype_on_another_machine(tmp_path):
     node = {"_target_": "rft.strategy.fsdp2.FSDP2", "dtype": "bfloat16"}
     OmegaConf.save(OmegaConf.create({"strategy": node}), tmp_path / "config.yaml")
-    kept = ["strategy.dtype=auto: bfloat16, as the run in output_dir"]
+    kept = {"dtype": "strategy.dtype=auto: bfloat16, as the run in output_dir"}
     assert settled(tmp_path) == ("bfloat16", kept)
-    assert settled(tmp_path, "resume=never") == ("float32", ["strategy.dtype=auto: float32"])
+    assert settled(tmp_path, "resume=never") == ("float32", {"dtype": ""})
     OmegaConf.save(OmegaConf.create({"strategy": node | {"_target_": "another.Strategy"}}), tmp_path / "config.yaml")
     assert settled(tmp_path)[0] == "float32"
 
 
 def test_a_mistake_is_left_for_the_checks(tmp_path):
     config = composed((f"output_dir={tmp_path}", "strategy._target_=no.such.Class"), CONFIG, "main")
-    assert settle(config) == [] and config.strategy.dtype == "auto"
+    assert settle(config) == {} and config.strategy.dtype == "auto"
