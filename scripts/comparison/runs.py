@@ -59,12 +59,8 @@ SMALL = (
     "eval.every=2",
     "trajectories.every=2",
 )
-REWARD = (
-    "reward/terms=[exact_match,format]",
-    "reward.accuracy=format",
-    "reward.terms.format.pattern='[0-9].*'",
-    "reward.terms.format.weight=1.0",
-)
+SCORED = ("reward/terms=[exact_match,format]", "reward.accuracy=format", "reward.terms.format.pattern='[0-9].*'")
+REWARD = (*SCORED, "reward.terms.format.weight=1.0")
 WARM = ("warmup.steps=6", "warmup.rows=16", "warmup.eval_every=3")
 SAMPLED = (*SMALL, *REWARD, *WARM, "rollout.max_new_tokens=8", "actor.optimizer.lr=3e-3")
 GROUPS = (*SAMPLED, "algorithm.group_size=4")
@@ -144,7 +140,7 @@ RUNS = (
     Run("kto", ("algorithm=kto", *GIVEN, *WARM, "batch.minibatches=2")),
     Run("reward_model", ("algorithm=reward_model", *GIVEN)),
     Run("process_reward_model", ("algorithm=process_reward_model", *GIVEN)),
-    Run("gkd", ("algorithm=gkd", TEACHER, *SMALL, *REWARD, "rollout.max_new_tokens=8"), needs="sft_packed"),
+    Run("gkd", ("algorithm=gkd", TEACHER, *SMALL, *SCORED, "rollout.max_new_tokens=8"), needs="sft_packed"),
     Run("on_policy_distill", ("algorithm=on_policy_distill", TEACHER, *SAMPLED, *MOVING), needs="sft_packed"),
     Run(
         "killed_and_resumed", ("algorithm/terms=[kl]", *GROUPS, *MOVING, "checkpoint.every=1", "steps=16"), killed=True

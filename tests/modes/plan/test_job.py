@@ -37,7 +37,7 @@ CASES = {
     "plain": (),
     "two ranks": ("plan.ranks=2",),
     "four ranks": ("plan.ranks=4",),
-    "a GPU that is not here": ("strategy.device=cuda",),
+    "a GPU that is not here": ("strategy.device=cuda", "strategy.dtype=float32"),
     "checkpoints": ("checkpoint.every=1",),
     "reference": ("algorithm/terms=[kl]",),
     "critic": ("algorithm=ppo", "algorithm.group_size=4"),
@@ -73,7 +73,7 @@ CASES = {
     "few rows at once": ("rollout.engine.max_rows=8",),
     "longer answers": ("rollout.max_new_tokens=60",),
     "wide steps": WIDE,
-    "recorded steps": (*WIDE, "rollout.engine.cuda_graphs=true", "strategy.device=cuda"),
+    "recorded steps": (*WIDE, "rollout.engine.cuda_graphs=true", "strategy.device=cuda", "strategy.dtype=float32"),
     "supervised": ("algorithm=sft", "batch.prompts=32"),
     "warm-up": ("warmup=supervised", "warmup.rows=8"),
     "redrawn": ("algorithm=dapo", "algorithm.group_size=4"),
@@ -131,7 +131,8 @@ def forecasts(resolved, tmp_path_factory):
     configs["a path without weights"] = resolved("mode=plan", *SMALL, *path)
     save(folder / "scorer", **SCORER)
     model = ["reward/terms=[exact_match,model]", f"reward.terms.model.path={folder / 'scorer'}", "reward.shard=true"]
-    model += ["reward.terms.model.micro_batch_tokens=64", "strategy.device=cuda"]
+    model += ["reward.terms.model.micro_batch_tokens=64"]
+    model += ["strategy.device=cuda", "strategy.dtype=float32"]
     for name, overrides in SCORED.items():
         configs[name] = resolved("mode=plan", *SMALL, *model, *overrides)
     data = [override for override in SMALL if not override.startswith("plan")]
