@@ -49,6 +49,8 @@ ELSEWHERE = {
     "plugins": "modules that are imported",
     "depends_on": "checked when the run starts",
     "cache": "a folder on disk: token counts are equal with and without it",
+    "strategy.cudnn_attention": "set in torch when the processes start; see tests/test_distributed.py",
+    "strategy.deterministic": "set in torch when the processes start; see tests/test_distributed.py",
     "algorithm.name": "part of the default of name",
     "data.name": "part of the default of name",
     **{f"{key}.trust_remote_code": "read where a folder has code of its own; see test_own_code.py" for key in MODELS},
