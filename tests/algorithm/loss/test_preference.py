@@ -226,8 +226,8 @@ def test_a_step_without_mismatched_rows_or_with_one_label_has_finite_numbers():
     _, batch = prepared(*judged(label=(True,) * 4, mismatched=(False,) * 4))
     assert batch["kl_baseline"].tolist() == [0.0] * 4 and batch["label_scale"].tolist() == [1.0] * 4
     logprobs, batch = judged(mismatched=(False, False, True, True))
-    batch["loss_mask"] = batch["loss_mask"] & torch.tensor([True, True, True, False])[:, None]
-    assert prepared(logprobs, batch)[1]["kl_baseline"].tolist() == [0.0] * 4, "of the one that has a token: -1"
+    batch["loss_mask"] = batch["loss_mask"] & torch.tensor([True, True, False, True])[:, None]
+    assert prepared(logprobs, batch)[1]["kl_baseline"].tolist() == [1.0] * 4, "of the one that has a token"
 
 
 def test_the_baseline_of_kto_is_of_all_ranks_not_below_zero_and_of_what_trains_nothing(over_ranks):
