@@ -44,23 +44,23 @@ def main() -> int:
             paths.append(str(Path(packages) / "all"))
         sys.path[:0] = paths
         os.environ["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])
-        from gpu.checks import ALONE
+        from gpu.checks import APART_VARIABLE
         from gpu.runner import run
 
-        os.environ[ALONE] = str(Path(packages) / "alone")
+        os.environ[APART_VARIABLE] = str(Path(packages) / "apart")
         only = [name for name in arguments.only.split(",") if name]
         return run(out, arguments.cpu, only, arguments.first, arguments.minutes)
 
 
 def unpack_wheels(wheels: Path, folder: Path) -> None:
-    """Unpacks the wheels of what is not installed: packages of `APART` into `alone/<name>`, all others into `all`."""
+    """Unpacks the wheels of what is not installed: packages of `APART` into `apart/<name>`, all others into `all`."""
     for wheel in sorted(wheels.glob("*.whl")):
         name = wheel.name.split("-")[0]
         try:
             importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             with zipfile.ZipFile(wheel) as archive:
-                archive.extractall(folder / (f"alone/{name}" if name in APART else "all"))
+                archive.extractall(folder / (f"apart/{name}" if name in APART else "all"))
 
 
 if __name__ == "__main__":

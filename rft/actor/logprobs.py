@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.profiler import record_function
 
-from rft.actor.forward.logit_blocks import PLAIN, LogitBlocks, LogitShape, Shaping, shape_, tensor_float32
+from rft.actor.forward.logit_blocks import PLAIN, LogitBlocks, LogitShape, Shaping, float32_products, shape_
 from rft.strategy.compiled import compile_function
 
 Sums = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # see `_add_block_`
@@ -261,7 +261,7 @@ class _TokenLogprobs(torch.autograd.Function):
         if entropy_grad is not None:
             offset = offset - entropy_grad * entropy
             powers = powers if ctx.compiled else torch.empty_like(powers)
-        with tensor_float32() if blocks.on_tensor_cores else nullcontext():
+        with float32_products("high") if blocks.on_tensor_cores else nullcontext():
             for part, head, outputs in blocks.outputs():
                 options = (blocks.shaping(part), targets, part.start, logprobs_grad, normalizer, offset, entropy_grad)
                 if ctx.compiled:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from rft.distributed import World, device_kind, missing_capability, start
-from rft.strategy.attention import Attention
+from rft.strategy.attention import CAPABILITY, Attention
 from rft.strategy.gather import WHOLE, GatherOptions
 from rft.strategy.loss_scale import LossScale
 from rft.strategy.parallel.context import Context
@@ -29,7 +29,7 @@ def chosen_dtype(dtype: str, device: str) -> str:
     """The name of a dtype; `auto` is bfloat16 on a GPU that computes in it (Ampere or later), float32 elsewhere."""
     if dtype != AUTO:
         return dtype
-    return "bfloat16" if device_kind(device) == "cuda" and missing_capability((8, 0)) is None else "float32"
+    return "bfloat16" if device_kind(device) == "cuda" and missing_capability(CAPABILITY) is None else "float32"
 
 
 @dataclass(frozen=True)

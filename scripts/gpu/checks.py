@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ALONE = "GPU_CHECK_ALONE"  # the variable with a folder of packages, each in a folder that the checks which need it see
+APART_VARIABLE = "GPU_CHECK_APART"  # names a folder of packages; a check sees the one that it needs
 MODULES = ("machine", "kernels", "updates", "decoding", "compiled", "training", "engines", "sharing")
 
 
@@ -84,20 +84,20 @@ class Check:
         if self.cuda and cpu:
             return {"status": "needs a GPU", "reason": "--cpu"}
         package = self.package
-        if package is not None and importlib.util.find_spec(package) is None and not lonely(package).is_dir():
+        if package is not None and importlib.util.find_spec(package) is None and not apart_folder(package).is_dir():
             return {"status": "not installed", "reason": f"the package {self.package}"}
         return {}
 
 
-def lonely(package: str) -> Path:
-    """The folder that alone holds a package, if there is one."""
-    return Path(os.environ.get(ALONE, "no such folder")) / package
+def apart_folder(package: str) -> Path:
+    """The folder of a package that lies apart from the others, if there is one."""
+    return Path(os.environ.get(APART_VARIABLE, "no such folder")) / package
 
 
 @contextmanager
 def importable(package: str | None) -> Iterator[None]:
-    """A package that lies alone can be imported in the block, and in processes that it starts."""
-    folder = None if package is None else str(lonely(package))
+    """A package that lies apart can be imported in the block, and in processes that it starts."""
+    folder = None if package is None else str(apart_folder(package))
     if folder is None or not Path(folder).is_dir():
         yield
         return

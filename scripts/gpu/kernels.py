@@ -65,9 +65,8 @@ def attention(name: str, setting: Setting) -> Found:
         rows = (PackedSegment(LENGTHS[setting.cpu][0] // length, length),)
         given = drawn(LENGTHS[setting.cpu][0])
         seconds = fastest(partial(results, kernel, rows, given), setting)
-        flops = (
-            3.5 * 4 * queries * width * rows[0].rows * length**2 / 2
-        )  # causal; the backward computes 2.5 times as much
+        forward = 4 * queries * width * rows[0].rows * length**2 / 2  # causal
+        flops = 3.5 * forward  # the backward pass computes 2.5 times as much
         numbers |= {f"seconds_{length}": seconds, f"tflops_{length}": flops / seconds / 1e12}
     parts = [f"rows of {length}: {numbers[f'tflops_{length}']:.3g} TFLOPS" for length in LENGTHS[setting.cpu]]
     return Found(f"differs by {error:.1e}; {', '.join(parts)}", numbers)
@@ -77,6 +76,7 @@ def head(setting: Setting) -> Found:
     """Log-probabilities and entropy, forward and backward: as the trainer computes them, and in float32 in two ways."""
     import torch
 
+    from rft.actor.forward.logit_blocks import float32_products
     from rft.actor.logprobs import token_logprobs
 
     device, dtype = ("cpu", torch.float32) if setting.cpu else ("cuda", torch.bfloat16)
@@ -85,17 +85,13 @@ def head(setting: Setting) -> Found:
     hidden = torch.randn(tokens, width, device=device).to(dtype)
     weight = (torch.randn(vocabulary, width, device=device) / width**0.5).to(dtype)
     targets = torch.randint(vocabulary, (tokens,), device=device)
-    before = torch.get_float32_matmul_precision()
 
     def work(way: str, count: int) -> list[Any]:
         leaves = [tensor.detach().requires_grad_() for tensor in (hidden[:count], weight)]
         used = leaves if way == "as trained" else [leaf.float() for leaf in leaves]
-        torch.set_float32_matmul_precision("high" if way == "tf32" else "highest")
-        try:
+        with float32_products("high" if way == "tf32" else "highest"):
             logprobs, entropy, _ = token_logprobs(used[0], used[1], None, targets[:count], 0.7, True)
             return [logprobs.detach(), entropy.detach(), *torch.autograd.grad((logprobs + entropy).sum(), leaves)]
-        finally:
-            torch.set_float32_matmul_precision(before)
 
     count = COMPARED[setting.cpu]
     exact = [tensor.detach().double().requires_grad_() for tensor in (hidden[:count], weight)]

@@ -60,17 +60,15 @@ def products(setting: Setting) -> Found:
     """TFLOPS of the product of two square matrices in three formats, and GB/s of copies."""
     import torch
 
+    from rft.actor.forward.logit_blocks import float32_products
+
     size, device = SIZES[setting.cpu], "cpu" if setting.cpu else "cuda"
     numbers: dict[str, Any] = {}
-    before = torch.get_float32_matmul_precision()
-    ways = {"bf16": (torch.bfloat16, before), "fp32": (torch.float32, "highest"), "tf32": (torch.float32, "high")}
-    try:
-        for name, (dtype, precision) in ways.items():
-            torch.set_float32_matmul_precision(precision)
-            one = torch.randn(size, size, device=device, dtype=dtype)
+    ways = {"bf16": (torch.bfloat16, "highest"), "fp32": (torch.float32, "highest"), "tf32": (torch.float32, "high")}
+    for name, (dtype, precision) in ways.items():
+        one = torch.randn(size, size, device=device, dtype=dtype)
+        with float32_products(precision):
             numbers[f"tflops_{name}"] = 2 * size**3 / fastest(partial(torch.mm, one, one), setting) / 1e12
-    finally:
-        torch.set_float32_matmul_precision(before)
     data = torch.zeros(BYTES[setting.cpu], dtype=torch.uint8, device=device)
     target = torch.empty_like(data)
     numbers["gb_per_s"] = 2 * data.numel() / fastest(lambda: target.copy_(data), setting) / 1e9  # reads and writes

@@ -77,29 +77,19 @@ def checks() -> list[Check]:
         run = partial(measure, algorithm, length, more=more)
         title = f"an update of {algorithm.upper()}, {rows}, {shape}"
         found.append(Check(f"{algorithm}:{length}", title, run, rank, seconds, cuda=rank > 70))
-    liger, fp8 = ("actor.liger=true",), ("strategy.compile=true", "strategy.fp8=rowwise")
+    for name, what, overrides, rank, seconds, package in (
+        ("liger", "with Liger's kernels", ("actor.liger=true",), 60, 30, "liger_kernel"),
+        ("fp8", "compiled and in float8", ("strategy.compile=true", "strategy.fp8=rowwise"), 63, 90, "torchao"),
+    ):
+        title, run = (
+            f"an update of SFT {what}, rows of 8k tokens, {shape}",
+            partial(measure, "sft", "8k", more=overrides),
+        )
+        found.append(Check(f"{name}:8k", title, run, rank, seconds, cuda=True, package=package))
     return [
         *found,
         Check("waits:8k", "how often an update waits for the device", waits, rank=22, seconds=6, cuda=True),
         Check("profile:8k", "the slowest operations of an update of SFT", profile_update, rank=23, seconds=8),
-        Check(
-            "liger:8k",
-            f"an update of SFT with Liger's kernels, rows of 8k tokens, {shape}",
-            partial(measure, "sft", "8k", more=liger),
-            60,
-            30,
-            cuda=True,
-            package="liger_kernel",
-        ),
-        Check(
-            "fp8:8k",
-            f"an update of SFT, compiled and in float8, rows of 8k tokens, {shape}",
-            partial(measure, "sft", "8k", more=fp8),
-            63,
-            90,
-            cuda=True,
-            package="torchao",
-        ),
     ]
 
 

@@ -123,10 +123,10 @@ def on_tensor_cores(hidden: Tensor, weight: Tensor, device_type: str) -> bool:
 
 
 @contextmanager
-def tensor_float32() -> Iterator[None]:
-    """Products of float32 matrices on a GPU round what they multiply to TF32 in the block."""
+def float32_products(precision: str) -> Iterator[None]:
+    """How a GPU multiplies float32 matrices in the block: `highest`, or `high`, which rounds the factors to TF32."""
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
+    torch.set_float32_matmul_precision(precision)
     try:
         yield
     finally:

@@ -41,7 +41,7 @@ def serve_reward(parts: Components, console: Console) -> None:
     check_failed(node)
     reward.leave_unscored()
     reward.check()
-    parts.place_reward(parts.strategy.factory.join(parts.strategy.options))
+    parts.place_reward(parts.join())
     try:
         listening = socket.create_server((options.host, options.port), backlog=options.limits.requests)
     except OSError as error:

@@ -21,7 +21,7 @@ sys.path.insert(0, str(SCRIPTS))
 import gpu_check  # noqa: E402
 from gpu import child as child_process  # noqa: E402
 from gpu import runner  # noqa: E402
-from gpu.checks import ALONE, Check, Found, TooFewGPUsError, all_checks, importable  # noqa: E402
+from gpu.checks import APART_VARIABLE, Check, Found, TooFewGPUsError, all_checks, importable  # noqa: E402
 
 ENDINGS = {  # what a process does when it comes to the second of three checks; the reason, and how many processes run
     "echo no such kernel; exit 4": ("its process ended with status 4: no such kernel", 2),
@@ -184,7 +184,7 @@ def test_wheels_of_what_is_not_installed_are_unpacked(tmp_path):
 
 def test_a_package_that_must_lie_apart_is_there_for_its_check_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_check, "APART", ("no_such_package",))
-    monkeypatch.setenv(ALONE, str(tmp_path / "packages" / "alone"))
+    monkeypatch.setenv(APART_VARIABLE, str(tmp_path / "packages" / "apart"))
     monkeypatch.setenv("PYTHONPATH", "/before")
     one = check("one", 1, package="no_such_package")
     assert one.refusal(cpu=True)["status"] == "not installed"
@@ -192,7 +192,7 @@ def test_a_package_that_must_lie_apart_is_there_for_its_check_alone(tmp_path, mo
     gpu_check.unpack_wheels(tmp_path, tmp_path / "packages")
     assert one.refusal(cpu=True) == {} and find_spec("no_such_package") is None
     with importable("no_such_package"):
-        folder = str(tmp_path / "packages" / "alone" / "no_such_package")
+        folder = str(tmp_path / "packages" / "apart" / "no_such_package")
         assert find_spec("no_such_package") is not None and os.environ["PYTHONPATH"] == f"/before:{folder}"
     assert folder not in sys.path and os.environ["PYTHONPATH"] == "/before"
 
