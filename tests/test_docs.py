@@ -44,10 +44,10 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def commands() -> list:
-    """(what follows `-m rft.main`) of every command line of every page; those of docs/ are slow tests."""
+    """(what follows `-m rft.main`) of every command line of every page; those of docs/ and recipes/ are slow."""
     found = []
     for page in PAGES:
-        marks = [pytest.mark.slow] if page.is_relative_to(ROOT / "docs") else []
+        marks = [] if page.parent == ROOT else [pytest.mark.slow]
         for line in "".join(blocks(page, "bash")).replace("\\\n", " ").splitlines():
             for command in line.split("&&"):
                 words = shlex.split(command, comments=True)

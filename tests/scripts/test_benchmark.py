@@ -139,6 +139,7 @@ def test_packed_sorted_and_plain_updates_are_one_gradient_with_less_padding_each
 
 
 @pytest.mark.slow
+@pytest.mark.suite
 def test_prefix(section):
     """`packing` differs from it in its options alone."""
     options = "--size tiny --groups 2 --prompts 1 --prompt 6 --response 5 --plain --repeats 1"
@@ -158,6 +159,7 @@ def test_imbalance_by_hand(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.suite
 def test_balance_on_two_ranks(section):
     options = "--size tiny --rows 16 --longest-row 24 --ranks 2 --plan 64 4 --repeats 1"
     numbers = section("balance", *options.split())
@@ -254,6 +256,7 @@ def test_a_loss_has_the_advantage_and_the_aggregation_of_its_algorithm():
 
 
 @pytest.mark.slow
+@pytest.mark.suite
 def test_staleness_of_every_loss(section):
     rewards = section("staleness", *["--staleness", "0", "1", "--updates", "3", "--seeds", "1"])["rewards"]
     start = Task(0).expected(torch.zeros(PROMPTS, LONGEST, SYMBOLS, SYMBOLS))
@@ -273,6 +276,7 @@ def test_dialogue(monkeypatch, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.suite
 def test_reward(section):
     start().close()  # skips where a layer of the sandbox is missing
     numbers = section("reward", *["--calls", "1100", "--isolated", "10", "--repeats", "1"])
@@ -282,6 +286,7 @@ def test_reward(section):
 
 
 @pytest.mark.slow
+@pytest.mark.suite
 def test_offloaded_reward_models_take_less_memory(section):
     numbers = section("reward_models", *["--responses", "8", "--length", "8", "--layers", "2", "--repeats", "1"])
     sides, sizes = numbers["sides"], numbers["bytes"]
@@ -290,6 +295,7 @@ def test_offloaded_reward_models_take_less_memory(section):
 
 
 @pytest.mark.slow
+@pytest.mark.suite
 def test_startup(section):
     numbers = section("startup", "--repeats", 1)
     assert set(numbers["median_s"]) == {"rft", *BESIDE}
@@ -299,6 +305,7 @@ def test_startup(section):
 
 
 @pytest.mark.slow
+@pytest.mark.suite
 def test_checkpoint(section):
     numbers = section("checkpoint", *["--size", "tiny", "--repeats", "1"])
     for side in checkpoint.SIDES:
@@ -307,6 +314,7 @@ def test_checkpoint(section):
 
 
 @pytest.mark.slow
+@pytest.mark.suite
 @pytest.mark.parametrize("name", ["load", "export", "sync", "publish"])
 def test_a_model_is_read_written_and_synced_in_both_ways(name, section):
     numbers = section(name, *["--size", "tiny", "--ranks", "1", "--repeats", "1"])

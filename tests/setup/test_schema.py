@@ -2,6 +2,7 @@
 
 import copy
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -141,7 +142,13 @@ def extras_installed(monkeypatch):
     )
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+# Slow: the parts of algorithms, which plain tests compose where an algorithm has them.
+PART = re.compile(r"algorithm/\w+/")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if PART.match(name) else []) for name in OPTIONS]
+)
 def test_every_option_composes_and_is_accepted(name, resolved, extras_installed):
     Job(resolved(*selection(name)))
 
@@ -149,6 +156,7 @@ def test_every_option_composes_and_is_accepted(name, resolved, extras_installed)
 CORRECTIONS = sorted(path.stem for path in CONFIG.glob("algorithm/correction/*.yaml") if path.stem != "none")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CORRECTIONS)
 def test_every_correction_takes_the_rollout_policy_as_its_anchor(name, resolved):
     """With a loss without a ratio, which would count twice."""
@@ -215,7 +223,9 @@ def misspelt(config: dict, path: tuple[str, ...]) -> dict:
     return changed
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "sft", "dapo", "ppo"])
+@pytest.mark.parametrize(
+    "algorithm", ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("grpo", "sft", "dapo"))]
+)
 def test_a_misspelt_key_is_refused_by_name(algorithm, resolved):
     """Every leaf of the resolved config, as a misspelt key in a recipe's body would be merged. Of the others, those of
     the nodes that differ from those of grpo, and of the critic, which grpo does not read."""

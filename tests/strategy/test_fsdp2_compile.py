@@ -32,6 +32,7 @@ def make(layout=(), **options):
 
 
 @pytest.mark.slow
+@pytest.mark.suite
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 def test_the_updates_are_the_same_and_nothing_is_compiled_again(checkpointing, fresh):
     one, other = make(), make(compile=True, activation_checkpointing=checkpointing)

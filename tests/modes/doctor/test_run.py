@@ -56,22 +56,29 @@ def test_a_sound_run(examined, tmp_path):
             "weights",
             "has stale weights, it does not use the weights that it receives: fix update_weights",
         ),
-        (
+        pytest.param(
             "KeepsOneTensor",
             "tensors",
             "not take over all tensors (model.layers.1.self_attn.q_proj.weight): fix update_",
+            marks=pytest.mark.slow,
         ),
-        ("OneVersionBehind", "weights", "has stale weights, it does not return to the policy's weights"),
+        pytest.param(
+            "OneVersionBehind",
+            "weights",
+            "has stale weights, it does not return to the policy's weights",
+            marks=pytest.mark.slow,
+        ),
         ("DriftsWithEveryUpdate", "drift", "an update at learning rate 0 changes the gap"),
         pytest.param(
             "DoublesFirstToken", "template", "the engine repeats the first token of a prompt", marks=pytest.mark.slow
         ),
         ("DropsFirstToken", "template", "the engine drops the first token of a prompt"),
         ("Rounds", "rounding", "rounds its log-probabilities to float16: set rollout.engine_args"),
-        (
+        pytest.param(
             "ComputesInBfloat16",
             "dtype",
             "computes in bfloat16, the trainer in strategy.dtype=float32: set rollout.engi",
+            marks=pytest.mark.slow,
         ),
         ("Lies", "agreement", "no known cause explains the gap; see the worst tokens"),
     ],

@@ -16,7 +16,7 @@ from rft.modes.plan.memory_tracker import device_bytes
 from rft.rollout.engine.kv_cache import capacity
 from tests.reward.models.test_scalar import save
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.suite]
 ROOT = Path(rft.__file__).parent.parent
 HERE = Path(__file__).parent
 SMALL = (

@@ -69,6 +69,7 @@ def nbytes(tensors):
 
 
 @pytest.mark.slow
+@pytest.mark.suite
 @pytest.mark.parametrize(("ranks", "case"), [(ranks, case) for ranks, cases in RANKS.items() for case in cases])
 def test_a_rank_holds_what_is_planned(runs, ranks, case):
     """Within 15 %; the plan is that of rank 0, which alone holds the files of an export."""
@@ -80,6 +81,7 @@ def test_a_rank_holds_what_is_planned(runs, ranks, case):
 
 
 @pytest.mark.slow
+@pytest.mark.suite
 @pytest.mark.parametrize("ranks", RANKS)
 def test_a_rank_holds_its_shard_and_a_block(runs, model, ranks):
     """The engine hf holds the whole model while it is awake, on each rank: from the sync to the next rollout."""

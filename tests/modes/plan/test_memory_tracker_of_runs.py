@@ -85,6 +85,7 @@ def check(memory, found):
 
 
 @pytest.mark.slow
+@pytest.mark.suite
 @pytest.mark.parametrize("name", ["plain", "adapters"])
 def test_the_tensors_of_a_run_from_an_adapter_take_what_was_planned(name, make, tmp_path):
     """It is merged into its base, or trains on."""
@@ -106,6 +107,7 @@ def test_the_tensors_of_a_run_from_an_adapter_take_what_was_planned(name, make, 
 
 
 @pytest.mark.slow
+@pytest.mark.suite
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is read from /proc")
 def test_a_process_takes_what_was_planned(make, tmp_path):
     """Within 15 %. The allocator is told to give back what is free: without, it keeps a half more."""

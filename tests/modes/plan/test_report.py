@@ -55,6 +55,7 @@ def test_a_plan_of_pairs_counts_two_rows_each_and_none_is_stale(say):
 
 
 @pytest.mark.slow
+@pytest.mark.suite
 def test_each_offload_option_that_is_not_set_has_the_peak_of_its_own_plan(say):
     given = (*TINY, "plan.ranks=2", "plan.prompt_tokens=8", "algorithm/terms=[kl]", "reference.path=null")
     out = say(*given, "plan.offload=true", "strategy.param_offload=frozen")

@@ -69,6 +69,7 @@ def two_ranks(on_two_ranks):
 
 
 @pytest.mark.slow
+@pytest.mark.suite
 @pytest.mark.parametrize("case", CASES, ids=", ".join)
 def test_two_ranks_do_what_they_do_without(case, two_ranks):
     expected, found = two_ranks[case[0], None], two_ranks[case]

@@ -72,7 +72,7 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("workers", ["inline", "process"])
+@pytest.mark.parametrize("workers", ["inline", pytest.param("process", marks=pytest.mark.slow)])
 def test_an_agent_that_fails_has_no_score_and_ends_nothing_else(workers, tmp_path):
     pids = tmp_path / "pids"
     expected = FAILURES | ({"dies": "process_died: run: the process"} if workers == "process" else {})
