@@ -274,7 +274,7 @@ class FSDP2(Strategy):
             shard(block, mesh=self._block_mesh, reshard_after_forward=self._reshard)
         # None: the weights of the root are needed first in the backward pass, so they stay gathered
         shard(network, mesh=self._mesh, reshard_after_forward=None if self._reshard else False)
-        for module in network.modules():
+        for module in network.modules() if self.world.size > 1 else ():  # one would divide by 1, in a pass of its own
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)

@@ -61,6 +61,7 @@ def products(setting: Setting) -> Found:
     import torch
 
     from rft.actor.forward.logit_blocks import float32_products
+    from rft.batch.device import to_host
 
     size, device = SIZES[setting.cpu], "cpu" if setting.cpu else "cuda"
     numbers: dict[str, Any] = {}
@@ -75,8 +76,12 @@ def products(setting: Setting) -> Found:
     host = torch.zeros(data.numel() // 4, dtype=torch.uint8, pin_memory=not setting.cpu)
     seconds = fastest(lambda: target[: host.numel()].copy_(host, non_blocking=True), setting)
     numbers["gb_per_s_from_host"] = host.numel() / seconds / 1e9
+    for name, pinned in {"pinned": True, "pageable": False}.items():
+        seconds = fastest(partial(to_host, data[: host.numel()], pinned), setting)
+        numbers[f"gb_per_s_to_{name}"] = host.numel() / seconds / 1e9
     parts = [f"{name} {numbers[f'tflops_{name}']:.4g} TFLOPS" for name in ways]
     copies = f"copies {numbers['gb_per_s']:,.0f} GB/s, from the host {numbers['gb_per_s_from_host']:.0f} GB/s"
+    copies += f", to the host {numbers['gb_per_s_to_pinned']:.0f} (pageable {numbers['gb_per_s_to_pageable']:.0f}) GB/s"
     return Found(f"{', '.join(parts)}; {copies}", numbers)
 
 

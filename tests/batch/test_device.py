@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rft.batch import device as module
-from rft.batch.device import HostColumns, one_ahead, rows_to_device, to_device
+from rft.batch.device import HostColumns, one_ahead, rows_to_device, to_device, to_host
 from tests.helpers import make_batch
 
 CPU = torch.device("cpu")
@@ -108,3 +108,25 @@ def test_an_error_in_the_loop_ends_the_copies_and_drops_the_next_item():
     del found
     assert alive.pop() == "closed"
     assert [reference() for reference in alive] == [None, None]
+
+
+class OnGPU(torch.Tensor):
+    is_cuda = True
+
+
+@pytest.mark.parametrize(("kind", "asked"), [(OnGPU, True), (torch.Tensor, False)])
+@pytest.mark.parametrize("pinned", [True, False])
+def test_a_copy_for_the_host_is_pinned_where_a_gpu_writes_it(pinned, kind, asked, monkeypatch):
+    """No GPU is here, so no memory can be pinned: what torch is asked for is recorded."""
+    calls, empty = [], torch.empty
+
+    def record(*given, pin_memory, **options):
+        calls.append(pin_memory)
+        return empty(*given, **options)
+
+    monkeypatch.setattr(torch, "empty", record)
+    numbers = torch.arange(6.0).view(2, 3).T
+    found = to_host(numbers.as_subclass(kind), pinned)
+    assert calls == [asked and pinned]
+    assert found.is_contiguous() and found.tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert found.data_ptr() != numbers.data_ptr()

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rft.distributed import start
 from rft.strategy.base import Strategy
@@ -148,6 +149,22 @@ def test_on_one_process_full_tensors_share_storage(network):
     assert (found["0.weight"] == 7.0).all()
     assert found["0.weight"].data_ptr() == module[0].weight.to_local().data_ptr()
     assert type(found["0.weight"]) is torch.Tensor
+
+
+def test_one_process_divides_no_gradient(network):
+    """FSDP2 would, by 1, in a pass over all gradients of a block."""
+    _, module = network
+    called = set()
+
+    class Calls(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            called.add(str(function))
+            return function(*args, **kwargs or {})
+
+    states = torch.randn(5, 3)
+    with Calls():
+        module(states).sum().backward()
+    assert module[0].weight.grad is not None and "aten.div.Tensor" not in called
 
 
 def test_a_small_gradient_is_not_clipped(network):

@@ -226,8 +226,9 @@ def _padded(query: Tensor, value: Tensor) -> int:
 
 
 def _rows(states: Tensor, width: int) -> Tensor:
-    """From (1, heads, N, D) to (N, heads, width), contiguous, with zeros behind."""
-    return pad(states[0].transpose(0, 1), (0, width - states.shape[3])).contiguous()
+    """From (1, heads, N, D) to (N, heads, width), contiguous, with zeros behind; a copy only where it has to be one."""
+    rows, more = states[0].transpose(0, 1), width - states.shape[3]
+    return (pad(rows, (0, more)) if more else rows).contiguous()
 
 
 def _calls(query: Tensor, segments: tuple[PackedSegment, ...], rule: AttentionRule) -> tuple[RowsCall, ...]:

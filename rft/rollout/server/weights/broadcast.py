@@ -185,7 +185,17 @@ class BroadcastGroup:
             self._release()
 
     async def _during(self, call: Coroutine[Any, Any, Any], work: Callable[[], None]) -> Any:
-        """Does blocking work in a thread while the server answers a call. Only its deadline ends the thread, so it is a
+        """Does blocking work in a thread while the server answers a call; returns the answer, or raises what failed."""
+        answer, failure = await self._both(call, work)
+        try:
+            if failure is not None:
+                raise failure
+            return answer
+        finally:  # a frame that an error passed through must not hold it: the memory of `share` would stay until the
+            del failure  # next garbage collection
+
+    async def _both(self, call: Coroutine[Any, Any, Any], work: Callable[[], None]) -> tuple[Any, BaseException | None]:
+        """The answer to a call, and what failed of the two. Only its deadline ends the thread of the work, so it is a
         daemon: the end of this process does not wait for it."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
@@ -206,10 +216,9 @@ class BroadcastGroup:
         answer = asyncio.ensure_future(call)
         try:
             await asyncio.wait((answer, done), return_when=asyncio.FIRST_EXCEPTION)
-            failures = [error for ended in (answer, done) if ended.done() and (error := ended.exception()) is not None]
-            if failures:
-                raise failures[0]
-            return answer.result()
+            failures = (ended.exception() for ended in (answer, done) if ended.done())
+            failure = next((error for error in failures if error is not None), None)
+            return (answer.result() if failure is None else None), failure
         finally:
             answer.cancel()
             done.cancel()

@@ -2,7 +2,8 @@
 
 Every rank that sees the folder writes its own rows into the files; the other ranks send their rows to rank 0, which
 writes them. Threads hash and write the files while the next tensors are copied. CPU memory of a rank: its rows of
-2 `AHEAD` + 2 files and of one tensor. Rank 0 also has the rows that it writes for other ranks, of `AHEAD` + 1 files.
+2 `AHEAD` + 2 files and of one tensor, with a GPU up to twice that (pinned). Rank 0 also has the rows that it writes for
+other ranks, of `AHEAD` + 1 files.
 
 A file whose tensors are equal to those of the version before is hard-linked. Tensors that have not changed are in files
 of their own from the next version on. So a frozen part is written twice, and no caller has to say which part that is.
@@ -23,6 +24,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from rft.batch.device import to_host
 from rft.distributed import SINGLE_PROCESS, World
 from rft.rollout.server.weights.rows import (
     DTYPES,
@@ -225,7 +227,7 @@ class WeightStore:
         if self._dtype is not None and rows.is_floating_point() and rows.itemsize > self._dtype.itemsize:
             rows = rows.to(self._dtype)
         shape = list(tensor.shape)
-        copy = rows.to("cpu", copy=True, memory_format=torch.contiguous_format).reshape(-1)
+        copy = to_host(rows, pinned=not self._deltas).reshape(-1)
         start = first * torch.Size(shape[1:]).numel() * rows.itemsize
         return Rows(rows.dtype, shape, start, copy.view(torch.uint8))
 

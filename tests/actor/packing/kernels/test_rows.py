@@ -5,11 +5,12 @@ from dataclasses import replace
 import torch
 
 from rft.actor.packing.kernels import rows
-from rft.actor.packing.kernels.base import AttentionNeeds
+from rft.actor.packing.kernels.base import AttentionNeeds, AttentionRule
 from rft.actor.packing.kernels.varlen import VarlenKernel
 from rft.actor.packing.layout import PackedSegment
 
 CPU = torch.device("cpu")
+RULE = AttentionRule(scaling=None, window=None, softcap=None, sinks=None)
 # two rows of 2 tokens; a prefix of 3 tokens, before one row of 1 token and two rows of 2; a prefix of 1 before one of 2
 SEGMENTS = (
     PackedSegment(2, 2),
@@ -64,3 +65,28 @@ def test_wide_heads_and_soft_caps_are_refused_by_name():
     assert VarlenKernel().refuses(needs) is None
     assert VarlenKernel().refuses(replace(needs, width=320)) == "heads of 320 numbers: at most 256"
     assert VarlenKernel().refuses(replace(needs, softcap=True)) == "soft-capped logits"
+
+
+class FirstKernel(rows.RowsKernel):
+    """Returns the queries."""
+
+    def forward(self, q, k, v, call):
+        self.given = q, k, v
+        return q, torch.zeros(q.shape[1], q.shape[0])
+
+    def backward(self, *given):
+        raise NotImplementedError
+
+
+def test_states_are_copied_only_where_they_are_padded_or_in_another_order():
+    """A model projects to (1, N, heads, D) and turns two dimensions."""
+    kernel, projected = FirstKernel(), torch.randn(1, 4, 2, 16)
+    states = projected.transpose(1, 2)
+    kernel.attend_forward(states, states.contiguous(), states, (PackedSegment(2, 2),), RULE)
+    first, second, third = kernel.given
+    assert first.data_ptr() == third.data_ptr() == projected.data_ptr() != second.data_ptr()
+    assert torch.equal(first, projected[0]) and torch.equal(second, projected[0]) and second.is_contiguous()
+    narrow = states[..., :13]
+    kernel.attend_forward(narrow, narrow, narrow, (PackedSegment(2, 2),), RULE)
+    assert torch.equal(kernel.given[0], torch.nn.functional.pad(projected[0, ..., :13], (0, 3)))
+    assert kernel.given[0].is_contiguous()

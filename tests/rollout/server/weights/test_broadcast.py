@@ -1,6 +1,7 @@
 """Weights that come through process groups and shared memory: what travels, how it is checked, and every message of it
 that fails."""
 
+import gc
 import logging
 import os
 import time
@@ -106,6 +107,21 @@ def test_changed_elements_alone_travel_to_workers_that_have_the_rest(served):
         assert outcome(samples, version, tensors) == ""
     assert samples.health()["sent_mib"] * 2**20 == sizes[-1], "the copy is of what came before the folder"
     assert server.workers.held["layers.1.w"] == tensors["layers.1.w"].numpy().tobytes()
+
+
+@pytest.mark.parametrize("fault", ["drop", 400])
+def test_a_bucket_that_fails_leaves_no_memory_to_the_garbage_collection(fault, served, monkeypatch):
+    """It may come much later. pytest keeps the records of warnings, which hold errors."""
+    monkeypatch.setattr(logging.getLogger("rft.rollout.server.server_pool"), "disabled", True)
+    gc.collect()
+    samples, [server] = served("vllm", transport="ipc")
+    gc.disable()
+    try:
+        server.faults[RECEIVE["vllm"]] = [fault]
+        assert outcome(samples, 1) == "" and committed(samples, 1)
+        until(lambda: not memory_of(os.getpid()), SOON_S)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.slow
