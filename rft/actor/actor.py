@@ -361,7 +361,8 @@ class Actor(TrainableModel):
                 media = self.context.media
                 save_processor = None if media is None else media.save
                 model = self.plain_model()
-                write_export(weights, folder, model, self.adapters, self.tokenizer, self._head, save_processor)
+                end = self.context.end
+                write_export(weights, folder, model, self.adapters, self.tokenizer, self._head, save_processor, end)
         finally:
             for _ in weights:  # the other ranks take part in these gathers, also if rank 0 cannot write
                 pass

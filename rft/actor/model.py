@@ -93,6 +93,7 @@ def build_model(
     compiled = strategy.compile and device.type == "cuda"
     network = add_head(model, head, key, compiled, strategy.device_type)
     plain = empty_like(network.model, device)
+    add_end_token(plain, context.end)
     if packing:
         use_packed_attention(model, key, context.media, lambda needs: choose_kernel(strategy, needs, key))
     else:
@@ -179,6 +180,7 @@ def write_export(
     tokenizer: PreTrainedTokenizerBase,
     head: str,
     save_processor: Callable[[Path], None] | None,
+    end: int | None,
     dtype: torch.dtype = DTYPE,
 ) -> None:
     """Writes a policy, its tokenizer and processor: a folder that transformers loads, or an adapter that peft loads.
@@ -188,12 +190,13 @@ def write_export(
         model: the structure and the configs, which are changed; its weights are not read.
         head: of the actor.
         save_processor: see `MediaFacts.save`; None for a model of text.
+        end: see `ModelContext.end`.
         dtype: of the weights.
 
     Raises:
         OSError, SafetensorError: a file cannot be written.
     """
-    saved = with_end_token(tokenizer) if head == "score" else tokenizer
+    saved = with_end_token(tokenizer, end) if head == "score" else tokenizer
     if save_processor is not None:  # with its tokenizer, which that of the export replaces
         save_processor(folder)
     saved.save_pretrained(folder)
@@ -209,6 +212,17 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> li
     assert model.generation_config is not None, "a model that generates has a generation config"
     named = model.generation_config.eos_token_id
     return sorted({*(named if isinstance(named, list) else [named]), tokenizer.eos_token_id} - {None})
+
+
+def add_end_token(model: PreTrainedModel, end: int | None) -> None:
+    """Adds a token to those that end a text of a model that generates: engines stop there, and so does its export."""
+    if end is None or not model.can_generate():
+        return
+    assert model.generation_config is not None, "a model that generates has a generation config"
+    named = model.generation_config.eos_token_id
+    known = named if isinstance(named, list) else [named]
+    if end not in known:
+        model.generation_config.eos_token_id = [*(token for token in known if token is not None), end]
 
 
 def set_end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -229,16 +243,20 @@ def set_end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
         config.eos_token_id = generation.eos_token_id
 
 
-def with_end_token(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+def with_end_token(tokenizer: PreTrainedTokenizerBase, end: int | None) -> PreTrainedTokenizerBase:
     """A tokenizer that appends the end token to a text, for the export of a model that scores whole texts.
 
     Without it such a model reads its score from the token before. A tokenizer without a fast backend stays unchanged.
+
+    Args:
+        end: see `ModelContext.end`.
     """
-    end, end_id = tokenizer.eos_token, tokenizer.eos_token_id
+    end_id = tokenizer.eos_token_id if end is None else end
+    token = tokenizer.convert_ids_to_tokens(end_id)
     if not tokenizer.is_fast or tokenizer("a").input_ids[-1:] == [end_id]:
         return tokenizer
     ending = copy.deepcopy(tokenizer)
-    append = processors.TemplateProcessing(single=["$A", end], special_tokens=[(end, end_id)])
+    append = processors.TemplateProcessing(single=["$A", token], special_tokens=[(token, end_id)])
     before = ending.backend_tokenizer.post_processor
     ending.backend_tokenizer.post_processor = append if before is None else processors.Sequence([before, append])
     return ending

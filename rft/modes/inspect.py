@@ -85,7 +85,7 @@ def _show(job: Job, loaded: Datasets, name: str, source: Target, prompts: int, c
     context = model_config.get_text_config().max_position_embeddings
     console.print(_numbers(examples, context, 0 if reads else run.rollout.max_new_tokens), soft_wrap=True)
     ends = {example.ids[position] for example in examples for position in _last(example.trains)}
-    for end in sorted(ends - {tokenizer.eos_token_id}) if job.grader is None else ():
+    for end in sorted(ends - {tokenizer.eos_token_id, loaded.encoder.end}) if job.grader is None else ():
         console.print(
             Text(
                 f"Answers end with {tokenizer.convert_ids_to_tokens(end)!r}, not with the tokenizer's end token "

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.base import ColumnModel, ModelContext
+from rft.actor.model import add_end_token
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.roles import POLICY, Role
 from rft.batch.encoded import MediaFacts
@@ -30,6 +31,7 @@ from rft.remote.watchdog import Watchdog
 from rft.reward.compose import WeightedSum
 from rft.rollout.answerer import Answerer, SingleTurn
 from rft.rollout.engine.base import Engine, EngineContext
+from rft.rollout.engine.texts import stop_tokens
 from rft.rollout.environment.options import Environments
 from rft.rollout.sampler import Sampler
 from rft.setup.constraints import check_engine_model, engine_options
@@ -109,7 +111,9 @@ class Components:
         self, world: World, strategy: Strategy, tokenizer: PreTrainedTokenizerBase, encoder: Encoder
     ) -> ModelContext:
         """What the policy is built with."""
-        return ModelContext(POLICY, world, strategy, tokenizer, self.run.seed, media=encoder.media_facts)
+        return ModelContext(
+            POLICY, world, strategy, tokenizer, self.run.seed, media=encoder.media_facts, end=encoder.end
+        )
 
     def check_mode(self, checks: Checks) -> None:
         """Adds the checks of one mode. The job of a mode may override it.
@@ -245,7 +249,9 @@ class Components:
         folder: Path,
         media: MediaFacts | None,
     ) -> Engine:
-        """The engine of `rollout`, without weights; see `EngineContext`."""
+        """The engine of `rollout`, without weights; see `EngineContext`. The model is its own."""
+        for token in stop_tokens(tokenizer, self.run.rollout.stop):
+            add_end_token(model, token)
         trainer = self.strategy.factory.compute_dtype(self.strategy.options)
         context = EngineContext(
             world=world,
@@ -265,7 +271,7 @@ class Components:
         Raises:
             ValueError: names the key and the cure.
         """
-        encoder = self.run.data.encoder(tokenizer, processor)
+        encoder = self.run.data.encoder(tokenizer, processor, scored=self.actor.options.get("head") == "score")
         if self.environments is not None:
             self.environments.check(encoder)
         return encoder

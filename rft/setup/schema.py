@@ -109,10 +109,12 @@ class Data:
         """The nodes of the held-out sets, by name."""
         return {name: node for name, node in (self.eval or {}).items() if node is not None}
 
-    def encoder(self, tokenizer: PreTrainedTokenizerBase, processor: MediaProcessor | None) -> Encoder:
+    def encoder(
+        self, tokenizer: PreTrainedTokenizerBase, processor: MediaProcessor | None, scored: bool = False
+    ) -> Encoder:
         """The encoder, which turns rows into token ids."""
-        arguments, limit = self.template_arguments, self.prompt_limit
-        return Encoder(tokenizer, self.template, self.system, self.tools, self.train_on, arguments, limit, processor)
+        texts = (self.template, self.system, self.tools, self.train_on, self.template_arguments)
+        return Encoder(tokenizer, *texts, self.prompt_limit, processor, scored)
 
     @property
     def prompt_limit(self) -> PromptLimit | None:

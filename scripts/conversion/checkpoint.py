@@ -24,8 +24,9 @@ from rft.actor.loading.export import DTYPE, add_to_config, exported
 from rft.actor.loading.stored import StoredWeights, find_files, open_tensors
 from rft.actor.lora.adapters import Adapters
 from rft.actor.lora.stored import find_adapter, model_path
-from rft.actor.model import empty_like, write_export
+from rft.actor.model import add_end_token, empty_like, write_export
 from rft.algorithm.roles import POLICY
+from rft.data.encode.encoder import Encoder
 from rft.data.encode.processor import MediaProcessor
 from rft.registry import Target
 from rft.setup.parts import actor_of, processor_of, strategy_of
@@ -59,7 +60,8 @@ class SavedPolicy:
         nodes: the weights in `state.json`, by their names in the model.
         config_entries: see `Evaluator.config_entries`.
         options: of `actor`.
-        tokenizer: of the run.
+        tokenizer: of the run, with its chat template.
+        end: the token that answers were trained to end with.
         processor: of the run; None for a model of text.
         seed: of the run.
         dtype: of weights beside adapters.
@@ -70,6 +72,7 @@ class SavedPolicy:
     config_entries: Mapping[str, float]
     options: Mapping[str, Any]
     tokenizer: PreTrainedTokenizerBase
+    end: int
     processor: MediaProcessor | None
     seed: int
     dtype: torch.dtype
@@ -91,8 +94,10 @@ class SavedPolicy:
             weights = adapters.tensors()
         else:
             weights = self._weights(model, path, drawing, adapters)
+        add_end_token(model, self.end)
         save_processor = None if self.processor is None else self.processor.save
-        write_export(weights, out, model, adapters, self.tokenizer, self.options["head"], save_processor, dtype)
+        head = self.options["head"]
+        write_export(weights, out, model, adapters, self.tokenizer, head, save_processor, self.end, dtype)
         if self.config_entries:
             add_to_config(self.config_entries, out)
 
@@ -165,7 +170,9 @@ def read_policy(folder: Path, average: bool) -> SavedPolicy:
         raise ValueError(
             f"{folder} is no whole checkpoint: {problem}; name a folder checkpoints/step_<number> of a run"
         )
-    nodes = OmegaConf.create({key: read_manifest(folder)["config"][key] for key in ("actor", "strategy", "seed")})
+    whole = read_manifest(folder)["config"]
+    texts = {key: whole["data"][key] for key in ("template", "template_arguments")}
+    nodes = OmegaConf.create({key: whole[key] for key in ("actor", "strategy", "seed")} | {"data": texts})
     config: Any = OmegaConf.to_container(nodes, resolve=True)  # variables of the environment
     for key, name in _targets(config):
         if name not in TARGETS.get(key, ()):
@@ -177,6 +184,7 @@ def read_policy(folder: Path, average: bool) -> SavedPolicy:
     tokenizer = Target(config["actor"].pop("tokenizer"), "actor.tokenizer").build()
     processor = processor_of(config["actor"])
     actor, strategy = actor_of(config["actor"], POLICY), strategy_of(config["strategy"])
+    encoder = Encoder(tokenizer, config["data"]["template"], None, arguments=config["data"]["template_arguments"] or {})
     state = json.loads((folder / STATE).read_text(encoding="utf-8"))
     saved = state["actors"][POLICY]
     weights: dict[str, Any] = saved["network"]
@@ -191,6 +199,7 @@ def read_policy(folder: Path, average: bool) -> SavedPolicy:
         config_entries={} if average else state["config_entries"],
         options=actor.options,
         tokenizer=tokenizer,
+        end=encoder.end,
         processor=None if processor is None else processor.build(tokenizer=tokenizer),
         seed=config["seed"],
         dtype=DTYPES[strategy.factory.compute_dtype(strategy.options)],

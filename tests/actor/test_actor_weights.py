@@ -6,6 +6,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rft.actor.base import TRAINING_STATE
+from rft.actor.model import add_end_token, end_tokens, set_end_tokens
 from rft.rollout.engine.base import Request
 from rft.rollout.engine.sampling import Sampling
 from tests.helpers import (
@@ -86,6 +87,19 @@ def test_a_saved_model_is_loaded_by_transformers(world, tmp_path, tied):
     same(actor.compute(batch, ("logprobs",), 0.8)["logprobs"], expected)
     loaded = make_actor(world, actor.strategy, make_optimizer(**OPTIMIZER), path=str(tmp_path))
     same(weights(loaded), weights(actor), 0.0)
+
+
+@pytest.mark.parametrize(("known", "ends"), [(None, [1, 7]), ([1, 5], [1, 5, 7]), (7, [1, 7]), ([7, 1], [1, 7])])
+def test_an_export_ends_where_answers_are_trained_to_end(known, ends, world):
+    """At 7, beside the end tokens that the model knows and that of the tokenizer, 1."""
+    actor = small_actor(world)
+    model = actor.plain_model()
+    model.generation_config.eos_token_id = known
+    add_end_token(model, None)
+    add_end_token(model, 7)
+    assert end_tokens(model, actor.tokenizer) == ends
+    set_end_tokens(model, actor.tokenizer)
+    assert model.generation_config.eos_token_id == ends
 
 
 def test_generate_of_a_saved_model_ends_where_the_engine_ends(world, tmp_path):

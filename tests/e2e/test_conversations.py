@@ -3,11 +3,12 @@
 import json
 
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rft.distributed import stop
 from rft.modes.plan.job import PlanJob
 from rft.setup.assembly import Job
+from tests.helpers import numbers as numbers_of
 from tests.modes.test_inspect import CHAT
 
 
@@ -56,3 +57,40 @@ def test_a_text_has_no_place_in_a_chat(tiny, chats):
 def test_a_plan_of_texts_counts_the_whole_of_them(tiny):
     stop()
     assert PlanJob(tiny("algorithm=pretrain"), 1)._prompt_tokens == 18 - 6  # of an answer, in the tiny run
+
+
+@pytest.mark.slow
+def test_a_base_model_that_learns_chats_stops_where_they_end(resolved, tmp_path):
+    """Its tokenizer ends texts with <eos>, ChatML ends answers with <|im_end|>: the run stops there, and so does
+    transformers alone with what it exports."""
+    numbers = [str(7919 * n % 10**4).zfill(4) for n in range(1, 2000)]
+    with (tmp_path / "rows.jsonl").open("w") as file:
+        for number in numbers:
+            asked = {"role": "user", "content": f"reverse {number}="}
+            answer = {"role": "assistant", "content": number[::-1]}
+            file.write(json.dumps({"messages": [asked, answer]}) + "\n")
+    config = resolved(
+        "algorithm=sft", "algorithm/source=conversation", "steps=80", "eval.every=80", "data.template=chatml",
+        f"output_dir={tmp_path / 'run'}",
+    )  # fmt: skip
+    config["data"]["train"] = {
+        "_target_": "rft.data.rows.sources.FileRows",
+        "path": str(tmp_path / "rows.jsonl"),
+        "columns": {},
+        "schema": None,
+        "limit": None,
+    }
+    tokens = config["actor"]["tokenizer"]
+    tokens["_target_"], tokens["special"] = f"{tokens['_target_']}_and_tokens", ["<|im_start|>", "<|im_end|>"]
+    tokens["alphabet"] += "cinu"
+    Job(config).fit("")
+    first, *_, last = numbers_of(tmp_path / "run")
+    assert first["eval/heldout/length"] > 8 and last["eval/heldout/length"] < 6
+    assert last["eval/heldout/accuracy"] > 0.8
+    folder = tmp_path / "run" / "checkpoints" / "latest" / "actor"
+    model, tokenizer = (kind.from_pretrained(folder) for kind in (AutoModelForCausalLM, AutoTokenizer))
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "reverse 1234="}], add_generation_prompt=True, return_tensors="pt"
+    )
+    answer = model.generate(**prompt, max_new_tokens=16, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+    assert len(answer) < 8 and tokenizer.decode(answer).endswith("<|im_end|>")

@@ -1,5 +1,8 @@
 """When an engine works, rests and is given weights in the course of a run."""
 
+import functools
+import json
+
 import pytest
 
 from rft.rollout.engine.hf import HFEngine
@@ -71,3 +74,19 @@ def test_a_run_that_fails_stops_its_engine(tiny, calls, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         Job(tiny("warmup=none")).fit("")
     assert calls[-2:] == ["abort", "close"]
+
+
+def test_a_special_token_among_the_stop_strings_is_an_end_token(tiny, tmp_path, monkeypatch):
+    """Texts are searched without special tokens. The export does not end there: no answer is trained to."""
+    ends, init = [], HFEngine.__init__
+
+    @functools.wraps(init)
+    def recording(engine, *given, **options):
+        init(engine, *given, **options)
+        ends.append(engine.tokenizer.convert_ids_to_tokens(engine.ends))
+
+    monkeypatch.setattr(HFEngine, "__init__", recording)
+    Job(tiny("warmup=none", "steps=1", "eval.at_start=false", "rollout.stop=['<unk>','7']")).fit("")
+    assert ends == [["<eos>", "<unk>"]]
+    folder = tmp_path / "run" / "checkpoints" / "latest" / "actor"
+    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == 1

@@ -119,10 +119,13 @@ def test_a_conversation_that_cannot_train_is_refused_once_and_by_name(shown, tin
     )
 
 
-def test_another_end_than_that_of_the_tokenizer_is_noted(shown, tiny, tmp_path):
+def test_an_end_at_which_no_sampling_ends_is_noted(shown, tiny, tmp_path):
+    """That of plain answers is one, whatever the tokenizer's is."""
     config = conversations(tiny, tmp_path, [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}])
     assert "Answers end with" not in shown(config=config)
     (tmp_path / "chat.jinja").write_text(CHAT.replace("eos_token", "pad_token"))
+    assert "⟦2<pad>⟧" in (said := shown(config=config)) and "Answers end with" not in said
+    (tmp_path / "chat.jinja").write_text(CHAT.replace("eos_token", "(pad_token if m.content == '2' else eos_token)"))
     assert "Answers end with '<pad>', not with the tokenizer's end token '<eos>'" in shown(config=config)
 
 

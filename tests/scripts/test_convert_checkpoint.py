@@ -46,6 +46,7 @@ CASES = {  # the folder of actor.path, and overrides
     "adapters": (None, (*LORA, "strategy.dtype=bfloat16")),
     "frozen": (None, (FROZEN,)),
     "critic": (None, ("algorithm=ppo",)),
+    "template": (None, ("data.template=turns",)),
     "score": (None, ("algorithm=reward_model", "eval.every=1")),
     "step": (None, ("algorithm=process_reward_model",)),
     "tied-path-frozen": ("tied", (FROZEN,)),

@@ -30,8 +30,8 @@ class Encoder:
 
     Args:
         tokenizer: supplied.
-        template: "none": the prompt is the unchanged text, after a BOS token if the tokenizer adds one. Any other name:
-            a `ChatTemplate`; the prompt ends with its generation prompt.
+        template: "none": the prompt is the text, after a BOS token if the tokenizer adds one. Any other name: a
+            `ChatTemplate`; the prompt ends with its generation prompt.
         system: system message for chats that have none, or null.
         tools: a json file with a list of tool schemas for rows without `tools`, or null.
         train_on: which tokens train: the response of a row; every turn of the assistant, also those in the prompt; the
@@ -39,12 +39,14 @@ class Encoder:
         arguments: variables of the template, see `ChatTemplate`.
         limit: what happens to long prompts, or None if they have no limit.
         processor: of a model that takes media, or None.
+        scored: a row ends with the end token of its last answer, from which the model reads a score.
 
     Attributes:
         context: maximal tokens of an example, checked when it is encoded; None if all examples were counted before.
         limit, processor: as given.
         chat: the template; None if it is "none".
         tools: the schemas of `tools`.
+        end: the token that answers are trained to end with: that of the template, else that of the tokenizer.
         made_of: everything that the token ids of a row depend on beside the files that `save` writes.
 
     Raises:
@@ -61,6 +63,7 @@ class Encoder:
         arguments: Mapping[str, Any] = MappingProxyType({}),
         limit: PromptLimit | None = None,
         processor: MediaProcessor | None = None,
+        scored: bool = False,
     ) -> None:
         if tokenizer.eos_token_id is None:
             raise ValueError("the tokenizer has no end token (eos_token): an answer could never end; add one")
@@ -71,8 +74,10 @@ class Encoder:
                 )
         self._tokenizer = tokenizer
         self.chat = None if template == "none" else ChatTemplate(tokenizer, template, arguments)
+        chat_end = None if self.chat is None else self.chat.end
+        self.end: int = tokenizer.eos_token_id if chat_end is None else chat_end
         self._system = system
-        self._train_on = train_on
+        self._train_on, self._scored = train_on, scored
         self.tools: list[dict[str, Any]] | None = None
         if tools is not None and self.chat is not None:
             self.tools = self.chat.schemas(read_text(tools, "data.tools"), f"data.tools={tools}")
@@ -83,7 +88,7 @@ class Encoder:
         self.limit = limit
         self.processor = processor
         cut = limit if limit is not None and limit.cuts else None
-        self.made_of = (template, system, self.tools, train_on, dict(arguments), cut)
+        self.made_of = (template, system, self.tools, train_on, dict(arguments), cut, scored)
 
     def save(self, folder: Path) -> None:
         """Writes the tokenizer and the processor, whose files decide the token ids of a text."""
@@ -110,7 +115,7 @@ class Encoder:
             if limit.refuses(len(prompt)):
                 with located(rows, number):
                     self._limited(prompt, rows[number])
-        return [self._cut_prompt(prompt) for prompt in prompts]
+        return [limit.cut_prompt(prompt) for prompt in prompts]
 
     def whole_prompts(self, rows: Rows) -> list[EncodedText]:
         """`prompts` without `limit`."""
@@ -120,7 +125,7 @@ class Encoder:
         for number, row in enumerate(rows):
             with located(rows, number):
                 texts.append(self._prompt(row, "the prompt"))
-        prompts = [self._prefix + ids for ids in self.tokenize(texts, lambda number: located(rows, number))]
+        prompts = [self._begun(ids) for ids in self.tokenize(texts, lambda number: located(rows, number))]
         for number, prompt in enumerate(prompts):
             if not prompt:
                 raise ValueError(f"{place(rows, number)}: the prompt is empty; remove the row")
@@ -133,9 +138,13 @@ class Encoder:
     def whole_prompt(self, row: Mapping[str, Any]) -> EncodedText:
         """`prompt` without `limit`."""
         [ids] = self.tokenize([self._prompt(row, "the prompt")])
-        if not self._prefix + ids:
+        if not self._begun(ids):
             raise ValueError("the prompt is empty; remove the row")
-        return self._prefix + ids
+        return self._begun(ids)
+
+    def _begun(self, ids: EncodedText) -> EncodedText:
+        """Tokens behind the BOS token, if texts have one: a text that begins with it has it once."""
+        return ids if ids[: len(self._prefix)] == self._prefix else self._prefix + ids
 
     def _limited(self, prompt: EncodedText, row: Mapping[str, Any]) -> EncodedText:
         limit = self.limit
@@ -143,27 +152,15 @@ class Encoder:
             return prompt
         if limit.refuses(len(prompt)):
             raise ValueError(f"the prompt (it begins {_beginning(row['prompt'])!r}) has {limit.refusal(len(prompt))}")
-        return self._cut_prompt(prompt)
-
-    def _cut_prompt(self, prompt: EncodedText) -> EncodedText:
-        limit = self.limit
-        assert limit is not None
-        if not limit.cuts or len(prompt) <= limit.most:
-            return prompt
-        if prompt.media is not None:
-            raise ValueError(
-                f"data.truncation={limit.truncation}: a prompt with media has {len(prompt)} tokens, over "
-                f"data.max_prompt_tokens={limit.most}, and cannot be cut; set data.truncation=drop"
-            )
-        return EncodedText(limit.cut(prompt), {name: limit.cut(prompt.column(name)) for name in prompt.columns})
+        return limit.cut_prompt(prompt)
 
     def example(self, row: Mapping[str, Any]) -> tuple[EncodedText, list[bool]]:
         """A supervised row, from its `response` and, unless the response is the whole text, its `prompt`.
 
-        A text after a prompt trains unchanged, followed by the end token. A list of chat messages is rendered together
-        with the prompt; the turns that `train_on` names train, each up to its end token. A text without a prompt trains
-        from its second token on, since nothing predicts the first. The tokens before a trained part are the ones that
-        the model would read when sampling.
+        A text after a prompt trains unchanged, followed by `end` unless it ends with it. A list of chat messages is
+        rendered together with the prompt; the turns that `train_on` names train, each up to its end token. A text
+        without a prompt trains from its second token on, since nothing predicts the first. The tokens before a trained
+        part are the ones that the model would read when sampling.
 
         Returns:
             T ids, and T flags that are True where the token trains.
@@ -216,11 +213,11 @@ class Encoder:
         before = RichText("") if prompt is None else self._prompt(row, "a prompt")
         whole = RichText(before.text + self._escape(response), before.media)
         head, tail = self._pieces(whole, (len(before.text), len(whole.text)))
-        head, tail = self._prefix + head, tail + EncodedText([self._tokenizer.eos_token_id])
-        if prompt is not None and not head:
-            raise ValueError("a prompt is empty; remove the row")
-        if prompt is None and not head and len(tail) < 2:
-            raise ValueError("a text is empty; remove the row")
+        tail = tail if tail[-1:] == [self.end] else tail + EncodedText([self.end])
+        begins = tail if prompt is None else head
+        head = head if begins[: len(self._prefix)] == self._prefix else self._prefix + head
+        if not head and (prompt is not None or len(tail) < 2):
+            raise ValueError(f"a {'text' if prompt is None else 'prompt'} is empty; remove the row")
         ids = head + tail
         if prompt is None or self._train_on == "all":
             return ids, _but_first(ids)
@@ -300,6 +297,8 @@ class Encoder:
                 else "no message is an answer of the assistant; remove the row"
             )
             raise ValueError(f"data.template={chat.name}: in the conversation that begins {beginning[:SHOWN]!r} {why}")
+        if self._scored and chosen[-1] is not None and messages[-1]["role"] == "assistant":
+            rich = RichText(text[: chosen[-1].end], media)
         return self._marked(rich, [turn for turn in chosen if turn is not None])
 
     def _marked(self, rich: RichText, turns: list[Turn]) -> tuple[EncodedText, list[bool]]:

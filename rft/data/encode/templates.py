@@ -39,6 +39,7 @@ class ChatTemplate:
         takes_tools: False if the template ignores tools.
         takes_parts: whether the template renders a content that is a list of parts.
         added: texts of the tokens that the tokenizer finds before it splits the text between them, by id.
+        end: the token that ends a plain answer; None where the template writes none.
 
     Raises:
         ValueError: there is no such template, it does not render, does not read an argument, or its tokens are not
@@ -49,6 +50,7 @@ class ChatTemplate:
         self, tokenizer: "PreTrainedTokenizerBase", name: str, arguments: Mapping[str, Any] = MappingProxyType({})
     ) -> None:
         self.name = name
+        self.end: int | None = None
         self.arguments: dict[str, Any] = {}
         self.tokenizer = tokenizer
         if name != "chat":
@@ -68,6 +70,7 @@ class ChatTemplate:
         added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
         special = sorted({*tokenizer.all_special_tokens, *added}, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special)))
+        self.end = self._end()
         if name in _built_in() and not self._special.match(self._tail):
             raise ValueError(
                 f"data.template={name} ends an answer with {self._tail.strip()!r}, which is no special token of this "
@@ -75,7 +78,7 @@ class ChatTemplate:
             )
 
     def render(self, messages: Messages, tools: list[dict[str, Any]] | None, answering: bool) -> str:
-        """The text of a conversation.
+        """The text of a conversation. An answer that has the end token already is rendered without it.
 
         Args:
             tools: schemas of functions, or None.
@@ -87,7 +90,11 @@ class ChatTemplate:
         try:
             return str(
                 self.tokenizer.apply_chat_template(
-                    list(messages), tools=tools, add_generation_prompt=answering, tokenize=False, **self.arguments
+                    [self._without_end(message) for message in messages],
+                    tools=tools,
+                    add_generation_prompt=answering,
+                    tokenize=False,
+                    **self.arguments,
                 )
             )
         except (TemplateError, TypeError, ValueError) as error:
@@ -157,6 +164,19 @@ class ChatTemplate:
                     f"{did_you_mean(argument, known)} (it reads: {', '.join(known) or 'none'})"
                 )
         return dict(arguments)
+
+    def _without_end(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        content = message.get("content")
+        if self.end is None or message.get("role") != "assistant" or not isinstance(content, str):
+            return message
+        return {**message, "content": content.removesuffix(self.tokenizer.convert_ids_to_tokens(self.end))}
+
+    def _end(self) -> int | None:
+        try:
+            found = self._special.search(self._tail)
+        except ValueError:  # of a template without answers
+            return None
+        return None if found is None else int(self.tokenizer.convert_tokens_to_ids(found[0]))
 
     @cached_property
     def _tail(self) -> str:

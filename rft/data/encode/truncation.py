@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
+from rft.batch.encoded import EncodedText
+
 Truncation = Literal["drop", "left", "right", "middle", "error"]
 Item = TypeVar("Item")
 
@@ -36,6 +38,17 @@ class PromptLimit:
             return tokens
         first = {"left": 0, "right": most, "middle": most // 2}[self.truncation]  # items that stay at the beginning
         return tokens[:first] + tokens[len(tokens) - (most - first) :]
+
+    def cut_prompt(self, prompt: EncodedText) -> EncodedText:
+        """`cut` of a prompt and its columns. Raises ValueError where it has media."""
+        if not self.cuts or len(prompt) <= self.most:
+            return prompt
+        if prompt.media is not None:
+            raise ValueError(
+                f"data.truncation={self.truncation}: a prompt with media has {len(prompt)} tokens, over "
+                f"data.max_prompt_tokens={self.most}, and cannot be cut; set data.truncation=drop"
+            )
+        return EncodedText(self.cut(prompt), {name: self.cut(prompt.column(name)) for name in prompt.columns})
 
     def refusal(self, tokens: int) -> str:
         """Why a prompt of so many tokens is an error, and the cure."""

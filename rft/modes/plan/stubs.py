@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ class StubTokenizer:
     """
 
     eos_token_id = pad_token_id = 0
+    added_tokens_decoder: Mapping[int, Any] = MappingProxyType({})
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -46,6 +48,7 @@ class StubEncoder(Encoder):
 
     def __init__(self, prompt: int, answer: int) -> None:
         self.processor = None
+        self.end = 0
         self.prompt_tokens = prompt
         self.answer_tokens = answer
 

@@ -166,7 +166,7 @@ class WritingJudge(Judge):
         model.generation_config = GenerationConfig(
             do_sample=False,
             max_new_tokens=self._new,
-            eos_token_id=sorted({*ends, self._tokenizer.eos_token_id}),
+            eos_token_id=sorted({*ends, self._tokenizer.eos_token_id, self._encoder.end}),
             pad_token_id=self._pad,
             suppress_tokens=None if self._processor is None else list(self._processor.placeholders),
         )

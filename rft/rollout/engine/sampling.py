@@ -36,7 +36,7 @@ class Sampling:
         top_p: keeps the most likely tokens until their mass reaches it; 1 is off.
         top_k: keeps the k most likely tokens; 0 is off.
         min_p: keeps tokens of at least this share of the largest probability; 0 is off.
-        stop: strings that end a text.
+        stop: strings that end a text; special tokens among them are end tokens of the run.
         first_token: how the first new token is drawn; None: as the others.
     """
 

@@ -13,6 +13,12 @@ def decode(tokenizer: PreTrainedTokenizerBase, rows: list[list[int]]) -> list[st
     return tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
+def stop_tokens(tokenizer: PreTrainedTokenizerBase, stop: list[str]) -> list[int]:
+    """The ids of the stop strings that are special tokens. They are end tokens: no text has them, see `decode`."""
+    special = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return [special[string] for string in stop if string in special]
+
+
 def make_completion(
     tokenizer: PreTrainedTokenizerBase,
     ends: list[int],

@@ -77,6 +77,24 @@ def test_an_example_begins_with_its_prompt(template: str) -> None:
     assert trains == [False] * len(prompt) + [True] * 4
 
 
+@pytest.mark.parametrize(
+    ("row", "expected", "trained"),
+    [
+        ({"prompt": "^ab", "response": "c<eos>"}, "^abc<eos>", 2),  # as a template that is rendered elsewhere
+        ({"prompt": "ab", "response": "c<eos>d"}, "^abc<eos>d<eos>", 4),
+        ({"prompt": "^", "response": "a"}, "^a<eos>", 2),
+        ({"response": "^ab"}, "^ab<eos>", 3),
+        ({"response": "ab<eos>"}, "^ab<eos>", 3),
+    ],
+)
+def test_a_mark_that_a_text_has_is_not_written_again(row: dict[str, Any], expected: str, trained: int) -> None:
+    encoder = Encoder(tokenizer(begin=True), "none", None)
+    ids, trains = encoder.example(row)
+    assert encoder.decode(ids) == expected and sum(trains) == trained
+    if "prompt" in row:
+        assert ids[: len(ids) - trained] == encoder.prompt(row) == encoder.prompts([row])[0]
+
+
 def test_an_empty_response_trains_the_end_alone() -> None:
     ids, trains = Encoder(tokenizer(), "none", None).example({"prompt": "a", "response": ""})
     assert len(ids) == 2 and trains == [False, True]

@@ -8,6 +8,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from rft.actor.model import with_end_token
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.masks import conversation
 from tests.data import chat_texts as chats
@@ -125,6 +126,40 @@ def test_what_trains_and_what_stands_before_it(template, messages, expected):
     asked = [place for place, message in enumerate(messages) if message["role"] == "assistant"][-len(starts) :]
     for start, place in zip(starts, asked, strict=True):
         assert ids[:start] == encoder.prompt({"prompt": messages[:place]})
+
+
+@pytest.mark.parametrize(("template", "messages", "expected"), CASES.values(), ids=CASES)
+def test_an_answer_ends_with_the_token_of_the_template_as_a_text_and_as_a_message(template, messages, expected):
+    """Whatever end token the tokenizer has, such as that of a base model."""
+    made = tokenizer(template)
+    end = Encoder(made, "chat", None).end
+    assert expected[-1].endswith(made.convert_ids_to_tokens(end))
+    if "eos_token" not in template:
+        made.eos_token = next(
+            token for token in SPECIAL[template] if token and token != made.convert_ids_to_tokens(end)
+        )
+    encoder = Encoder(made, "chat", None)
+    assert encoder.end == end
+    text = made.convert_ids_to_tokens(end)
+    for response in ("It is 4.", [said("It is 4.")], f"It is 4.{text}", [said(f"It is 4.{text}")]):
+        ids, trains = encoder.example({"prompt": "What is 2+2?", "response": response})
+        ended = [token for token, flag in zip(ids, trains, strict=True) if flag]
+        assert ended[-1] == end and ended.count(end) == 1
+
+
+@pytest.mark.parametrize("template", [chats.CHATML, chats.GEMMA, chats.ZEPHYR, chats.LLAMA3])
+def test_a_row_that_is_scored_ends_with_its_answer(template):
+    """Some templates write a line break behind it."""
+    made = tokenizer(template)
+    plain, scored = Encoder(made, "chat", None), Encoder(made, "chat", None, scored=True)
+    row = {"prompt": [user("What is 2+2?")], "response": [said("It is 4.")]}
+    ids, trains = scored.example(row)
+    assert ids[-1] == scored.end and trains[-1]
+    assert trained(scored, row) == trained(plain, row) == trained(scored, row | {"response": "It is 4."})
+    assert plain.example(row)[0][: len(ids)] == ids
+    assert ids == scored.example(row | {"response": "It is 4."})[0]
+    text = made.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False) + "It is 4."
+    assert with_end_token(made, scored.end)(text).input_ids == ids, "as transformers reads it from the export"
 
 
 @pytest.mark.parametrize(("template", "messages", "expected"), CASES.values(), ids=CASES)
