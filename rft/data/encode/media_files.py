@@ -54,7 +54,7 @@ class Video(NamedTuple):
 
 
 def open_image(value: Any) -> "Image":
-    """Opens an image, in RGB and turned as its metadata say.
+    """Opens an image, in RGB and turned as its metadata say; what is transparent stands on white.
 
     Args:
         value: in the normal form.
@@ -74,12 +74,24 @@ def open_image(value: Any) -> "Image":
             picture = Image.open(io.BytesIO(_read(value))) if isinstance(value, str | bytes) else value
         if picture.width * picture.height > LARGEST:
             raise ValueError(f"{picture.width} x {picture.height} pixels are more than {LARGEST:,}")
-        return ImageOps.exif_transpose(picture).convert("RGB")
+        return _in_rgb(ImageOps.exif_transpose(picture))
     except DAMAGED as error:
         reason = "of an unknown format" if isinstance(error, UnidentifiedImageError) else error
         raise ValueError(f"{name} cannot be read as an image ({reason}); replace it, or remove the row") from error
     except Image.DecompressionBombError as error:
         raise ValueError(f"{name} is too large ({error}); shrink it, or remove the row") from error
+
+
+def _in_rgb(picture: "Image") -> "Image":
+    """A picture in RGB. pillow alone drops transparency, which is mostly black below, and clips grey of 16 bits."""
+    from PIL import Image
+
+    if picture.mode.startswith("I;16"):
+        picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
+    if not picture.has_transparency_data:
+        return picture.convert("RGB")
+    drawn = picture.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", drawn.size, "white"), drawn).convert("RGB")
 
 
 def open_video(value: Any, choose: Choose) -> Video:

@@ -62,6 +62,24 @@ def test_every_form_of_an_image_is_the_same(picture: Image.Image, tmp_path: Path
     assert pixels(np.array([[0, 255]], np.uint8)) == ((0,) * 3, (255,) * 3), "grey"
 
 
+def test_what_is_transparent_stands_on_white_whatever_has_the_transparency() -> None:
+    """Black that cannot be seen, half of black, and black."""
+    drawn = Image.fromarray(np.array([[[0, 0, 0, 0], [0, 0, 0, 128], [0, 0, 0, 255]]], np.uint8))
+    expected = ((255,) * 3, (127,) * 3, (0,) * 3)
+    assert pixels(drawn) == pixels(np.asarray(drawn)) == pixels(drawn.convert("LA")) == expected
+    assert pixels(encoded(drawn, "PNG")) == pixels(encoded(drawn, "WEBP", lossless=True)) == expected
+    palette = Image.new("P", (2, 1), 1)
+    palette.putpixel((1, 0), 2)
+    palette.putpalette([0] * 3 + [0] * 3 + [255, 0, 0])
+    assert pixels(encoded(palette, "PNG", transparency=1)) == ((255,) * 3, COLORS[0])
+    assert pixels(encoded(Image.new("RGB", (1, 1)), "PNG", transparency=(0, 0, 0))) == ((255,) * 3,)
+
+
+def test_grey_of_16_bits_is_scaled() -> None:
+    grey = Image.fromarray(np.array([[0, 256, 32768, 65535]], np.uint16))
+    assert pixels(grey) == pixels(encoded(grey, "PNG")) == tuple((level,) * 3 for level in (0, 1, 128, 255))
+
+
 def test_an_image_is_turned_as_its_metadata_say(picture: Image.Image) -> None:
     exif = Image.Exif()
     exif[0x0112] = 3  # upside down
