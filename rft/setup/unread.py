@@ -156,11 +156,12 @@ def notices(run: Run, algorithm: Algorithm, exact: bool) -> Iterator[str]:
         algorithm: of its second stage.
         exact: whether trainer and engine compute the same log-probabilities of sampled tokens, up to rounding.
     """
-    updates = run.batch.minibatches * run.batch.epochs
+    updates, correction = run.batch.minibatches * run.batch.epochs, algorithm.correction
     if run.rollout.truncates():
+        biased = "; ratios of algorithm.correction have the probability that is kept as their mean, not 1"
         yield (
             "rollout.top_p, top_k, min_p or first_token change the distribution that is sampled, not the one "
-            "that trains: rollout/logprob_gap measures the difference of the two"
+            f"that trains: rollout/logprob_gap measures the difference of the two{'' if correction is None else biased}"
         )
     if idle := algorithm.idle_options(updates):
         yield (
@@ -168,7 +169,6 @@ def notices(run: Run, algorithm: Algorithm, exact: bool) -> Iterator[str]:
             f"{', '.join(f'algorithm.{name}' for name in idle)} have no effect; set batch.minibatches or "
             "batch.epochs above 1"
         )
-    correction = algorithm.correction
     if exact and correction is not None and (correction.anchor == "old" or updates == 1):
         yield (
             "trainer and engine compute the same log-probabilities in float32, so the ratios of algorithm.correction "

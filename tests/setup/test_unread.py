@@ -28,6 +28,14 @@ def test_a_correction_of_equal_log_probabilities_has_no_effect(overrides, said, 
     assert any("algorithm.correction are 1 up to rounding" in message for message in messages) == said
 
 
+def test_ratios_to_a_truncated_distribution_are_said_to_be_biased(resolved):
+    """Each ratio is that of the probability before and after the cut, which is the probability that is kept."""
+    for overrides, said in (([TIS, "rollout.top_p=0.9"], True), (["rollout.top_p=0.9"], False), ([TIS], False)):
+        job = Job(resolved("algorithm/correction=none", *overrides))
+        messages = list(notices(job.run, job.algorithm, job.exact()))
+        assert any("have the probability that is kept as their mean, not 1" in message for message in messages) == said
+
+
 @pytest.mark.parametrize(
     ("typed", "message"),
     [

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from transformers import PreTrainedTokenizerBase
 
 from rft.batch.encoded import EncodedText, MediaFacts
-from rft.data.encode.masks import Turn, answers, conversation
+from rft.data.encode.masks import NO_ANSWER, REWRITTEN, Turn, answers, check_unmarked, conversation, is_trained
 from rft.data.encode.parts import text_of
 from rft.data.encode.processor import MediaProcessor, Parts, RichText, refuse_media
 from rft.data.encode.templates import ChatTemplate, Messages
@@ -284,20 +284,16 @@ class Encoder:
         text, turns = answers(lambda some, more: chat.render(some, tools, more), chat.length, messages, first)
         rich = RichText(text, media)
         if self._train_on == "all":
+            check_unmarked(messages)
             ids = self.tokenize([rich])[0]
             return ids, _but_first(ids)
         chosen = turns[-1:] if self._train_on == "last" else turns
-        if not any(chosen) or (chosen[-1] is None and messages[-1]["role"] == "assistant"):
+        answered = messages[-1]["role"] == "assistant" and is_trained(messages[-1])  # the last message trains
+        if not any(chosen) or (chosen[-1] is None and answered):
             beginning = next((str(message["content"]) for message in messages if message["role"] == "user"), "")
-            why = (
-                "the template rewrites its last answer or the text before it, such as a thought that the generation "
-                "prompt begins and the template then drops; give the answer as a text, which trains unchanged, or "
-                "the path of a template that keeps answers"
-                if turns
-                else "no message is an answer of the assistant; remove the row"
-            )
-            raise ValueError(f"data.template={chat.name}: in the conversation that begins {beginning[:SHOWN]!r} {why}")
-        if self._scored and chosen[-1] is not None and messages[-1]["role"] == "assistant":
+            where = f"data.template={chat.name}: in the conversation that begins {beginning[:SHOWN]!r}"
+            raise ValueError(f"{where} {REWRITTEN if turns else NO_ANSWER}")
+        if self._scored and chosen[-1] is not None and answered:
             rich = RichText(text[: chosen[-1].end], media)
         return self._marked(rich, [turn for turn in chosen if turn is not None])
 

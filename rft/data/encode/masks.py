@@ -1,12 +1,21 @@
 """Finds the trained parts of a conversation in one rendering of all its messages, for any chat template."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from rft.data.encode.parts import KINDS
 from rft.data.encode.templates import Messages
 
 Render = Callable[[Messages, bool], str]
+# Keys of a message of the assistant that say whether it trains: of OpenAI, of verl, and of axolotl and others.
+MARKS = ("weight", "loss_mask", "train", "loss", "trainable")
+# Why a conversation has nothing to train on.
+REWRITTEN = (
+    "the template rewrites its last answer or the text before it, such as a thought that the generation prompt begins "
+    "and the template then drops; give the answer as a text, which trains unchanged, or the path of a template that "
+    "keeps answers"
+)
+NO_ANSWER = "no message is an answer of the assistant that trains; remove the row"
 
 
 class Turn(NamedTuple):
@@ -33,14 +42,17 @@ def answers(
         first: index of the first message that may train.
 
     Returns:
-        The text, and one entry per turn of the assistant that follows another role's message: its place, or None if
-        the template rewrote it.
+        The text, and one entry per turn of the assistant that follows another role's message and is not marked as one
+        that does not train: its place, or None if the template rewrote it.
+
+    Raises:
+        ValueError: a mark has an unknown value.
     """
     text = render(messages, False)
     turns: list[Turn | None] = []
     for number, message in enumerate(messages):
         asked = any(earlier["role"] not in ("system", "assistant") for earlier in messages[:number])
-        if number < first or message["role"] != "assistant" or not asked:
+        if number < first or message["role"] != "assistant" or not asked or not is_trained(message):
             continue
         prompt = render(messages[:number], True)
         alone = text if number == len(messages) - 1 else render(messages[: number + 1], False)
@@ -50,6 +62,32 @@ def answers(
             turn = Turn(len(prompt), end) if text.startswith(alone[:end]) else None
         turns.append(turn)
     return text, turns
+
+
+def is_trained(message: Mapping[str, Any]) -> bool:
+    """Whether a message of the assistant trains: 0 or false in one of `MARKS` takes it out.
+
+    Raises:
+        ValueError: a mark has another value than 0, 1, true or false, or two of them differ.
+    """
+    marks = {name: message[name] for name in MARKS if name in message}
+    shown = ", ".join(f"{name}={value!r:.20}" for name, value in marks.items())
+    if any(value not in (0, 1) for value in marks.values()):
+        raise ValueError(
+            f"a message of the assistant has {shown}: a mark is 0 or false, which takes it out, or 1 or true"
+        )
+    if len(set(map(bool, marks.values()))) > 1:
+        raise ValueError(f"a message of the assistant has {shown}, which differ; keep one of the marks")
+    return all(marks.values())
+
+
+def check_unmarked(messages: Messages) -> None:
+    """Raises ValueError where a message of the assistant is marked as one that does not train, and all tokens do."""
+    if not all(is_trained(message) for message in messages if message["role"] == "assistant"):
+        raise ValueError(
+            "data.train_on=all trains every token, and an answer of this row is marked as one that does not train "
+            f"({', '.join(MARKS)}); set data.train_on=assistant, or remove the mark"
+        )
 
 
 def conversation(value: Any, what: str) -> list[dict[str, Any]]:

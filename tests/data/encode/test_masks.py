@@ -2,6 +2,7 @@
 """What trains in a conversation, for the templates of well-known models: the trained tokens, decoded."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rft.actor.model import with_end_token
 from rft.data.encode.encoder import Encoder
-from rft.data.encode.masks import conversation
+from rft.data.encode.masks import MARKS, conversation
 from tests.data import chat_texts as chats
 from tests.data.chat_texts import SPECIAL
 
@@ -145,6 +146,46 @@ def test_an_answer_ends_with_the_token_of_the_template_as_a_text_and_as_a_messag
         ids, trains = encoder.example({"prompt": "What is 2+2?", "response": response})
         ended = [token for token, flag in zip(ids, trains, strict=True) if flag]
         assert ended[-1] == end and ended.count(end) == 1
+
+
+@pytest.mark.parametrize("name", MARKS)
+@pytest.mark.parametrize("out", [0, False, 0.0])
+def test_a_turn_that_is_marked_does_not_train(name, out):
+    encoder = Encoder(tokenizer(chats.CHATML), "chat", None)
+    last = Encoder(tokenizer(chats.CHATML), "chat", None, train_on="last")
+    first, second = ("It is 4.<|im_end|>", "It is 6.<|im_end|>")
+    for marks, expected in (((out, 1), [second]), ((True, out), [first]), ((1, 1.0), [first, second])):
+        marked = iter(marks)
+        messages = [m | {name: next(marked)} if m["role"] == "assistant" else m for m in TWO]
+        assert trained(encoder, {"response": messages}) == expected
+        assert trained(last, {"response": messages}) == expected[-1:]
+        assert encoder.example({"response": messages})[0] == encoder.example({"response": TWO})[0], (
+            "the tokens are the same"
+        )
+    with pytest.raises(
+        ValueError, match=r"begins 'What is 2\+2\?' no message is an answer of the assistant that trains"
+    ):
+        encoder.example({"response": [TWO[0], TWO[1] | {name: out}]})
+    with pytest.raises(
+        ValueError, match=r"^data\.train_on=all trains every token, and an answer of this row is marked"
+    ):
+        Encoder(tokenizer(chats.CHATML), "chat", None, train_on="all").example(
+            {"response": [TWO[0], TWO[1] | {name: out}]}
+        )
+
+
+@pytest.mark.parametrize(
+    ("marks", "message"),
+    [
+        ({"weight": 0.5}, "has weight=0.5: a mark is 0 or false, which takes it out, or 1 or true"),
+        ({"train": "false"}, "has train='false': a mark is 0 or false"),
+        ({"loss": 1, "trainable": False}, "has loss=1, trainable=False, which differ; keep one of the marks"),
+    ],
+)
+def test_a_mark_that_is_not_understood_is_refused(marks, message):
+    encoder = Encoder(tokenizer(chats.CHATML), "chat", None)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        encoder.example({"response": [TWO[0], TWO[1] | marks]})
 
 
 @pytest.mark.parametrize("template", [chats.CHATML, chats.GEMMA, chats.ZEPHYR, chats.LLAMA3])
