@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from tensordict import TensorDict
@@ -10,7 +11,8 @@ from rft.batch.collate import collate
 from rft.batch.columns import SOURCE_COLUMNS
 from rft.data.base import CheckContext, SourceContext, SourceFacts
 from rft.data.given.supervised import DatasetSource
-from rft.data.rows.lazy import located
+from rft.data.rows.lazy import Row, located
+from rft.data.rows.stream import StreamedRows
 from rft.metrics import Metrics
 
 TRUTHS = {"true": True, "1": True, "false": False, "0": False}  # spellings in text files
@@ -62,7 +64,8 @@ class LabelledSource(DatasetSource):
     """Draws responses that are labelled good or bad, each with a mismatched row: its prompt with another response.
 
     A mismatched row does not train. The loss uses it to estimate the KL divergence between the policy and the reference
-    (KTO, arXiv 2402.01306, section 4.1). Its response is that of the next row of the step; the last row uses the first.
+    (KTO, arXiv 2402.01306, section 4.1). Its response is that of the next row of the step with another prompt; behind
+    the last row comes the first. If all rows of the step have one prompt, it is that of the next such row of the data.
 
     Args:
         context: the context of the stage; `prompts` is the number of responses of a step.
@@ -91,16 +94,27 @@ class LabelledSource(DatasetSource):
     def next(self, metrics: Metrics) -> TensorDict:
         """This rank's responses of the next step, each followed by its mismatched row."""
         taken = self._row_sampler.take(self._prompts)
-        pairs = list(zip(taken, [*taken[1:], taken[0]], strict=True))[self._world.rank :: self._world.size]
         rows = []
-        for (position, own), (_, other) in pairs:
+        for place in range(self._world.rank, len(taken), self._world.size):
+            position, own = taken[place]
             row = self._rows[own]
             with located(self._rows, own):
                 label = _truth(row[self._label], self._label)
-                for source, mismatched in ((row, False), (self._rows[other], True)):
+                other = self._of_another_prompt(row, [number for _, number in taken[place + 1 :] + taken[:place]], own)
+                for source, mismatched in ((row, False), (other, True)):
                     example = self._example(position, row, source[self._response])
                     rows.append(example | {"label": label, "mismatched": mismatched})
         return collate(rows)
+
+    def _of_another_prompt(self, row: Row, step: list[int], own: int) -> Row:
+        """The first row of the step, or else of the data set, with another prompt."""
+        streams = isinstance(self._rows, StreamedRows)
+        elsewhere = () if streams else chain(range(own + 1, len(self._rows)), range(own))
+        for number in chain(step, elsewhere):
+            if (other := self._rows[number])["prompt"] != row["prompt"]:
+                return other
+        which = "of a step have one prompt; raise batch.prompts" if streams else "have one prompt; add rows with others"
+        raise ValueError(f"all rows {which} (KTO compares a response with one to another prompt)")
 
 
 def _number(value: Any, field: str) -> float:

@@ -93,6 +93,24 @@ def test_a_labelled_row_is_followed_by_the_next_response_behind_its_prompt(ranks
         assert batch["label"][2 * number : 2 * number + 2].tolist() == [own["right"]] * 2
 
 
+def test_a_mismatched_response_is_one_to_another_prompt(ranks):
+    """Of the step, or else of the data set; rows of one prompt are refused."""
+    order = [place for _, place in RowSampler(range(9), 2).take(4)]
+    same = [row | {"prompt": "77="} if place in order[:2] else row for place, row in enumerate(ROWS)]
+    [batch] = ranks(1, lambda world: labelled(world, rows=same).next(Metrics()))
+    found = texts(batch)
+    assert [found[2 * number + 1][1] for number in range(4)] == [
+        ROWS[order[other]]["bad"] + "<eos>" for other in (2, 2, 3, 0)
+    ]
+    one = [row | {"prompt": "77="} if place in order else row for place, row in enumerate(ROWS)]
+    [batch] = ranks(1, lambda world: labelled(world, rows=one).next(Metrics()))
+    for number, place in enumerate(order):
+        other = next(n % 9 for n in range(place + 1, place + 9) if n % 9 not in order)
+        assert texts(batch)[2 * number + 1] == ("77=" + ROWS[other]["bad"] + "<eos>", ROWS[other]["bad"] + "<eos>")
+    with pytest.raises(ValueError, match="all rows have one prompt; add rows with others"):
+        ranks(1, lambda world: labelled(world, rows=[row | {"prompt": "77="} for row in ROWS]).next(Metrics()))
+
+
 @pytest.mark.parametrize("make", [pairs, labelled])
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_share_what_one_rank_draws_and_a_unit_is_on_one_rank(make, size, ranks):
