@@ -209,20 +209,22 @@ def write_export(
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The ids that end a text: those of the model's generation config and the tokenizer's own, sorted."""
-    assert model.generation_config is not None, "a model that generates has a generation config"
-    named = model.generation_config.eos_token_id
-    return sorted({*(named if isinstance(named, list) else [named]), tokenizer.eos_token_id} - {None})
+    return sorted({*_named_ends(model), tokenizer.eos_token_id} - {None})
 
 
 def add_end_token(model: PreTrainedModel, end: int | None) -> None:
     """Adds a token to those that end a text of a model that generates: engines stop there, and so does its export."""
     if end is None or not model.can_generate():
         return
+    if end not in (named := _named_ends(model)):
+        model.generation_config.eos_token_id = [*named, end]
+
+
+def _named_ends(model: PreTrainedModel) -> list[int]:
+    """The end tokens of the model's generation config."""
     assert model.generation_config is not None, "a model that generates has a generation config"
     named = model.generation_config.eos_token_id
-    known = named if isinstance(named, list) else [named]
-    if end not in known:
-        model.generation_config.eos_token_id = [*(token for token in known if token is not None), end]
+    return [] if named is None else named if isinstance(named, list) else [named]
 
 
 def set_end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -21,15 +21,16 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def to_host(tensor: Tensor, pinned: bool = True) -> Tensor:
+def to_host(tensor: Tensor, pinned: bool = True, non_blocking: bool = False) -> Tensor:
     """A contiguous copy in the memory of the host.
 
     Args:
         pinned: a GPU writes to pinned memory, several times as fast. torch keeps its blocks, each of a power of two
             bytes, for the next copies: it is for what is released soon.
+        non_blocking: of a GPU: the copy is only started. The caller waits for the stream before it reads.
     """
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned and tensor.is_cuda)
-    return copy.copy_(tensor)
+    return copy.copy_(tensor, non_blocking=non_blocking)
 
 
 def rows_to_device(rows: TensorDict, device: torch.device) -> TensorDict:
@@ -94,8 +95,7 @@ class HostColumns:
         if self._device.type != "cuda":
             self._put(name, rows, part)
             return
-        copy = torch.empty(part.shape, dtype=part.dtype, pin_memory=True).copy_(part, non_blocking=True)
-        self._copies.append((name, rows, copy))
+        self._copies.append((name, rows, to_host(part, non_blocking=True)))
 
     def wait(self) -> None:
         """Returns when all parts are written."""

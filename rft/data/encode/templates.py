@@ -50,7 +50,7 @@ class ChatTemplate:
         self, tokenizer: "PreTrainedTokenizerBase", name: str, arguments: Mapping[str, Any] = MappingProxyType({})
     ) -> None:
         self.name = name
-        self.end: int | None = None
+        self._end_text = ""  # of the token `end`
         self.arguments: dict[str, Any] = {}
         self.tokenizer = tokenizer
         if name != "chat":
@@ -70,7 +70,8 @@ class ChatTemplate:
         added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
         special = sorted({*tokenizer.all_special_tokens, *added}, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special)))
-        self.end = self._end()
+        self._end_text = self._find_end()
+        self.end = int(tokenizer.convert_tokens_to_ids(self._end_text)) if self._end_text else None
         if name in _built_in() and not self._special.match(self._tail):
             raise ValueError(
                 f"data.template={name} ends an answer with {self._tail.strip()!r}, which is no special token of this "
@@ -167,16 +168,17 @@ class ChatTemplate:
 
     def _without_end(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         content = message.get("content")
-        if self.end is None or message.get("role") != "assistant" or not isinstance(content, str):
+        if message.get("role") != "assistant" or not isinstance(content, str):
             return message
-        return {**message, "content": content.removesuffix(self.tokenizer.convert_ids_to_tokens(self.end))}
+        return {**message, "content": content.removesuffix(self._end_text)}
 
-    def _end(self) -> int | None:
+    def _find_end(self) -> str:
+        """The first special token after a plain answer; empty without one."""
         try:
             found = self._special.search(self._tail)
         except ValueError:  # of a template without answers
-            return None
-        return None if found is None else int(self.tokenizer.convert_tokens_to_ids(found[0]))
+            return ""
+        return "" if found is None else found[0]
 
     @cached_property
     def _tail(self) -> str:

@@ -1,7 +1,7 @@
 """Batches of given preferences: pairs of a better and a worse response, or single responses that are good or bad."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -100,17 +100,18 @@ class LabelledSource(DatasetSource):
             row = self._rows[own]
             with located(self._rows, own):
                 label = _truth(row[self._label], self._label)
-                other = self._of_another_prompt(row, [number for _, number in taken[place + 1 :] + taken[:place]], own)
+                following = (taken[(place + more) % len(taken)][1] for more in range(1, len(taken)))
+                other = self._of_another_prompt(row, following, own)
                 for source, mismatched in ((row, False), (other, True)):
                     example = self._example(position, row, source[self._response])
                     rows.append(example | {"label": label, "mismatched": mismatched})
         return collate(rows)
 
-    def _of_another_prompt(self, row: Row, step: list[int], own: int) -> Row:
-        """The first row of the step, or else of the data set, with another prompt."""
+    def _of_another_prompt(self, row: Row, following: Iterable[int], own: int) -> Row:
+        """The first row of those that follow in the step, or else in the data set, with another prompt."""
         streams = isinstance(self._rows, StreamedRows)
         elsewhere = () if streams else chain(range(own + 1, len(self._rows)), range(own))
-        for number in chain(step, elsewhere):
+        for number in chain(following, elsewhere):
             if (other := self._rows[number])["prompt"] != row["prompt"]:
                 return other
         which = "of a step have one prompt; raise batch.prompts" if streams else "have one prompt; add rows with others"

@@ -13,6 +13,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from rft.actor.init import language_model_class, own_class
+from rft.actor.model import end_tokens
 from rft.batch.encoded import EncodedText
 from rft.ranges import PositiveInt
 from rft.reward.models.base import ModelTerm
@@ -161,12 +162,10 @@ class WritingJudge(Judge):
         return scores
 
     def _configure(self, model: PreTrainedModel) -> None:
-        known = model.generation_config.eos_token_id
-        ends = known if isinstance(known, list) else [] if known is None else [known]
         model.generation_config = GenerationConfig(
             do_sample=False,
             max_new_tokens=self._new,
-            eos_token_id=sorted({*ends, self._tokenizer.eos_token_id, self._encoder.end}),
+            eos_token_id=sorted({*end_tokens(model, self._tokenizer), self._encoder.end}),
             pad_token_id=self._pad,
             suppress_tokens=None if self._processor is None else list(self._processor.placeholders),
         )

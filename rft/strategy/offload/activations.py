@@ -12,6 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import record_function
 from torch.utils._pytree import tree_leaves
 
+from rft.batch.device import to_host
 from rft.strategy.gather import to_local
 
 LABEL = "offload activations"  # of `record_function`: mode=plan counts what is allocated under it as host memory
@@ -151,8 +152,7 @@ class BlockActivations:
         assert self._on_device is not None
         flat = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0)
         with self._offload.copying(), record_function(LABEL):
-            copy = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=flat.is_cuda)
-            copy.copy_(flat, non_blocking=True)
+            copy = to_host(flat, non_blocking=True)
         self._on_device.append(flat)
         self.host.append(copy)
 

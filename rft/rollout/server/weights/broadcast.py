@@ -191,8 +191,10 @@ class BroadcastGroup:
             if failure is not None:
                 raise failure
             return answer
-        finally:  # a frame that an error passed through must not hold it: the memory of `share` would stay until the
-            del failure  # next garbage collection
+        # A frame that an error passed through must not hold the error: the two would keep each other, and with them the
+        # memory of `share`, until Python's next garbage collection.
+        finally:
+            del failure
 
     async def _both(self, call: Coroutine[Any, Any, Any], work: Callable[[], None]) -> tuple[Any, BaseException | None]:
         """The answer to a call, and what failed of the two. Only its deadline ends the thread of the work, so it is a
