@@ -16,6 +16,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from unittest.mock import patch
 
+import torch
 import torch.distributed as dist
 
 import rft
@@ -66,6 +67,7 @@ def run_script(script: Path, arguments: list[str], environment: dict[str, str], 
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(output, stream)
+    torch._C._set_print_stack_traces_on_fatal_signal(True)  # of the threads without Python, such as those of gloo
     faulthandler.enable()
     os.environ.clear()
     os.environ |= environment
