@@ -78,7 +78,8 @@ def measure(job: Answering, console: Console) -> float:
         check.end()
         context = model_config.get_text_config().max_position_embeddings
         for name, rows in sets.items():
-            fit_examples(f"data.eval.{name}", rows, partial(job.examples, lengths, job.given), context)
+            examples = partial(job.examples, lengths, job.given)
+            fit_examples(f"data.eval.{name}", rows, examples, context, console.print)
 
     check.run(fit, "encoder", "model_config")
     check.end()

@@ -233,7 +233,7 @@ class Job(Components):
         if loaded.stream is not None:
             return None
         given = given_texts(self.source.factory, self.source.options)
-        counts = [] if given is None else self.examples(loaded.lengths, given, loaded.train)
+        counts = [] if given is None else self.examples(loaded.lengths, given, loaded.train).tokens
         if self.facts.sampled != "never" and "prompt" in self.needs:
             counts.append(max(loaded.lengths.prompts(loaded.train)) + self.run.rollout.max_new_tokens)
         return max(counts, default=None)

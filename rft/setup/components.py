@@ -14,7 +14,7 @@ from rft.algorithm.roles import POLICY, Role
 from rft.batch.encoded import MediaFacts
 from rft.data.base import CheckContext, GivenTexts, SourceFacts
 from rft.data.encode.encoder import Encoder
-from rft.data.encode.lengths import Lengths
+from rft.data.encode.lengths import Examples, Lengths
 from rft.data.encode.processor import MediaProcessor
 from rft.data.rows.lazy import Row, Rows, load
 from rft.data.rows.sources import FileRows, refuse_agents
@@ -227,8 +227,8 @@ class Components:
         self.check.messages += self._checks.messages
         return f"epochs={run.epochs:g} of {rows:,} rows with batch.prompts={run.batch.prompts} are {run.steps:,} steps"
 
-    def examples(self, lengths: Lengths, given: GivenTexts, rows: Rows) -> list[int]:
-        """Tokens of each row of given texts, for as many draws of the source as there are rows."""
+    def examples(self, lengths: Lengths, given: GivenTexts, rows: Rows) -> Examples:
+        """Facts of given texts, for as many draws of the source as there are rows."""
         run, columns = self.run, tuple(sorted(self.algorithm.reads()))
         return lengths.examples(given, rows, run.batch.prompts, seed=run.seed, columns=columns)
 

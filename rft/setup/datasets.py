@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from rft.data.encode.encoder import Encoder
-from rft.data.encode.lengths import Lengths, limit_prompts
+from rft.data.encode.lengths import Examples, Lengths, limit_prompts
+from rft.data.encode.masks import explain
 from rft.data.encode.truncation import PromptLimit
 from rft.data.rows.lazy import Rows
 from rft.data.rows.stream import StreamedRows, check_room
@@ -58,7 +59,7 @@ class Datasets:
         model_config: PretrainedConfig,
         prompted: bool,
         samples: bool,
-        examples: Callable[[Rows], list[int]] | None,
+        examples: Callable[[Rows], Examples] | None,
         generates: bool,
         answer_tokens: int | None,
     ) -> None:
@@ -68,7 +69,7 @@ class Datasets:
             model_config: the transformers config of the policy.
             prompted: whether the training rows have prompts.
             samples: whether the engine samples answers to them.
-            examples: counts the tokens of each given text of some rows; None if the source has no given texts.
+            examples: the facts of the given texts of some rows; None if the source has no given texts.
             generates: held-out rows are prompts; otherwise they are given texts.
             answer_tokens: most tokens of an answer to them; None if the policy scores texts and answers none.
 
@@ -103,7 +104,7 @@ class Datasets:
                 self._limit_held_out(check)
                 given |= {f"data.eval.{name}": rows for name, rows in self.held_out.items()}
             for key, rows in given.items():
-                check.attempt(fit_examples, key, rows, examples, context)
+                check.attempt(fit_examples, key, rows, examples, context, self.messages.append)
 
     def _limit_held_out(self, check: Checks) -> None:
         """Applies `data.truncation` to the prompts of held-out texts."""
@@ -133,20 +134,27 @@ def count_prompts(lengths: Lengths, rows: Rows, key: str) -> list[int]:
         return lengths.whole_prompts(rows)
 
 
-def fit_examples(key: str, rows: Rows, examples: Callable[[Rows], list[int]], context: int) -> None:
+def fit_examples(
+    key: str, rows: Rows, examples: Callable[[Rows], Examples], context: int, log: Callable[[str], None]
+) -> None:
     """Checks that given texts can be encoded, and that none is longer than the model's context.
+
+    Logs how many answers of conversations train.
 
     Args:
         key: of the rows.
-        examples: counts the tokens of each row.
+        examples: the facts of the texts of some rows.
         context: the model's maximal number of tokens.
+        log: shows a message to the user.
 
     Raises:
         ValueError: names the key.
     """
     with prefixed(f"{key}: "):
-        counts = examples(rows)
-    check_examples(key, counts, context)
+        found = examples(rows)
+    if (message := explain(found.answers, len(found.tokens))) is not None:
+        log(f"{key}: {message}")
+    check_examples(key, found.tokens, context)
 
 
 def fit_held_out(

@@ -4,6 +4,7 @@ The ids are `EncodedText`: with a processor they have media and columns of token
 answer is checked elsewhere, where the length of an answer is known.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, Literal
 from transformers import PreTrainedTokenizerBase
 
 from rft.batch.encoded import EncodedText, MediaFacts
-from rft.data.encode.masks import NO_ANSWER, REWRITTEN, Turn, answers, check_unmarked, conversation, is_trained
+from rft.data.encode.masks import SHOWN, Turn, answers, check_turns, check_unmarked, conversation, fates, text_fates
 from rft.data.encode.parts import text_of
 from rft.data.encode.processor import MediaProcessor, Parts, RichText, refuse_media
 from rft.data.encode.templates import ChatTemplate, Messages
@@ -22,7 +23,6 @@ from rft.data.rows.files import read_text
 from rft.data.rows.lazy import Rows, located, place
 
 TrainOn = Literal["response", "assistant", "last", "all"]
-SHOWN = 60  # characters of a row that a message quotes
 
 
 class Encoder:
@@ -47,6 +47,7 @@ class Encoder:
         chat: the template; None if it is "none".
         tools: the schemas of `tools`.
         end: the token that answers are trained to end with: that of the template, else that of the tokenizer.
+        answers: of the assistant in the examples so far, by what became of them; see `masks.explain`.
         made_of: everything that the token ids of a row depend on beside the files that `save` writes.
 
     Raises:
@@ -85,6 +86,7 @@ class Encoder:
         begins = template == "none" and begin is not None and tokenizer("a").input_ids[:1] == [begin]
         self._prefix = EncodedText([begin] if begins else [])
         self.context: int | None = None
+        self.answers: Counter[str] = Counter()
         self.limit = limit
         self.processor = processor
         cut = limit if limit is not None and limit.cuts else None
@@ -221,6 +223,7 @@ class Encoder:
         ids = head + tail
         if prompt is None or self._train_on == "all":
             return ids, _but_first(ids)
+        self.answers.update(text_fates(prompt))
         return ids, [False] * len(head) + [True] * len(tail)
 
     def steps(self, row: Mapping[str, Any], steps: Sequence[str], separator: str) -> tuple[EncodedText, list[int]]:
@@ -276,26 +279,24 @@ class Encoder:
     def _conversation(self, row: Mapping[str, Any], prompt: Any, response: list[Any]) -> tuple[EncodedText, list[bool]]:
         if self.chat is None:
             raise ValueError("a response is a list of chat messages, which needs a chat template; set data.template")
-        asked = [] if prompt is None else self._prompt_messages(prompt, "a prompt")
+        question = [] if prompt is None else self._prompt_messages(prompt, "a prompt")
         answer = conversation(response, "a response")
-        messages, media = self._without_values(self._with_system([*asked, *answer]))
+        messages, media = self._without_values(self._with_system([*question, *answer]))
         first = 0 if self._train_on == "assistant" else len(messages) - len(answer)
         chat, tools = self.chat, self._tools_of(row)
-        text, turns = answers(lambda some, more: chat.render(some, tools, more), chat.length, messages, first)
+        last = self._train_on == "last"
+        text, turns = answers(lambda some, more: chat.render(some, tools, more), chat.length, messages, first, last)
         rich = RichText(text, media)
         if self._train_on == "all":
             check_unmarked(messages)
             ids = self.tokenize([rich])[0]
             return ids, _but_first(ids)
-        chosen = turns[-1:] if self._train_on == "last" else turns
-        answered = messages[-1]["role"] == "assistant" and is_trained(messages[-1])  # the last message trains
-        if not any(chosen) or (chosen[-1] is None and answered):
-            beginning = next((str(message["content"]) for message in messages if message["role"] == "user"), "")
-            where = f"data.template={chat.name}: in the conversation that begins {beginning[:SHOWN]!r}"
-            raise ValueError(f"{where} {REWRITTEN if turns else NO_ANSWER}")
-        if self._scored and chosen[-1] is not None and answered:
-            rich = RichText(text[: chosen[-1].end], media)
-        return self._marked(rich, [turn for turn in chosen if turn is not None])
+        check_turns(turns, messages, chat.name)
+        places = [turn for turn in turns if isinstance(turn, Turn)]
+        self.answers.update(fates(turns))
+        if self._scored and isinstance(turns[-1], Turn) and messages[-1]["role"] == "assistant":
+            rich = RichText(text[: places[-1].end], media)
+        return self._marked(rich, places)
 
     def _marked(self, rich: RichText, turns: list[Turn]) -> tuple[EncodedText, list[bool]]:
         """The tokens of a text, and flags that are True for the tokens of the turns."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jinja2
 import tokenizers
@@ -32,6 +32,19 @@ from rft.distributed import SINGLE_PROCESS, World
 CHUNK = 1024  # rows that one rank hashes at once
 VERSIONS = [package.__version__ for package in (jinja2, tokenizers, transformers)]
 Item = TypeVar("Item")
+Counts = tuple[list[int], list[int]]  # of each row; and sums over the rows of a rank, or of all ranks
+
+
+class Examples(NamedTuple):
+    """Facts of given texts.
+
+    Attributes:
+        tokens: of each text.
+        answers: of the assistant in the texts by what becomes of them, see `masks.explain`.
+    """
+
+    tokens: list[int]
+    answers: dict[str, int]
 
 
 class Lengths:
@@ -60,16 +73,14 @@ class Lengths:
             ValueError: a prompt cannot be encoded; names its row.
         """
 
-        def count(world: World) -> list[int]:
+        def count(world: World) -> Counts:
             local_rows = subset(rows, range(world.rank, len(rows), world.size))
-            return [len(prompt) for prompt in self._encoder.whole_prompts(local_rows)]
+            return [len(prompt) for prompt in self._encoder.whole_prompts(local_rows)], []
 
-        return self._known(rows, lambda row: {name: row.get(name) for name in ("prompt", "tools")}, "prompts", count)
+        return self._known(rows, lambda row: {name: row.get(name) for name in ("prompt", "tools")}, "prompts", count)[0]
 
-    def examples(
-        self, given: GivenTexts, rows: Rows, prompts: int, *, seed: int, columns: tuple[str, ...]
-    ) -> list[int]:
-        """Tokens of each row of the batches of an epoch.
+    def examples(self, given: GivenTexts, rows: Rows, prompts: int, *, seed: int, columns: tuple[str, ...]) -> Examples:
+        """Tokens of each row of the batches of an epoch, and what becomes of the answers in them.
 
         Args:
             rows, prompts, seed, columns: see `SourceContext`.
@@ -78,16 +89,17 @@ class Lengths:
             ValueError: a row cannot be encoded.
         """
 
-        def count(world: World) -> list[int]:
-            context = SourceContext(world, seed, self._encoder, rows, prompts, columns)
-            return [length for batch in given.epoch(context) for length in lengths(batch).tolist()]
+        def count(world: World) -> Counts:
+            context, before = SourceContext(world, seed, self._encoder, rows, prompts, columns), dict(encoder.answers)
+            tokens = [length for batch in given.epoch(context) for length in lengths(batch).tolist()]
+            return tokens, [encoder.answers[name] - before.get(name, 0) for name in masks.FATES]
 
+        encoder = self._encoder
         made_of = (_code(given.source), dict(given.options), prompts, {"seed": seed, "columns": columns})
-        return self._known(rows, lambda row: row, made_of, count)
+        tokens, answers = self._known(rows, lambda row: row, made_of, count)
+        return Examples(tokens, dict(zip(masks.FATES, answers, strict=True)))
 
-    def _known(
-        self, rows: Rows, read: Callable[[Row], Row], made_of: Any, count: Callable[[World], list[int]]
-    ) -> list[int]:
+    def _known(self, rows: Rows, read: Callable[[Row], Row], made_of: Any, count: Callable[[World], Counts]) -> Counts:
         """The cached counts of these rows; if there are none, all ranks count a share of the rows each."""
         world, folder = self._world, self._folder
         if folder is None:
@@ -95,22 +107,25 @@ class Lengths:
         name = self._name(rows, read, made_of)
         known: list[int] | None = world.gather(recall(folder, name) if world.rank == 0 else None)[0]
         if known is None:
-            known = self._counted(count)
+            tokens, sums = self._counted(count)
+            known = [len(sums), *sums, *tokens]
             if world.rank == 0:
                 try:
                     remember(folder, name, known)
                 except OSError as error:
                     logging.getLogger(__name__).warning("cache=%s: rows are counted each time (%s)", folder, error)
-        return known
+        return known[1 + known[0] :], known[1 : 1 + known[0]]
 
-    def _counted(self, count: Callable[[World], list[int]]) -> list[int]:
+    def _counted(self, count: Callable[[World], Counts]) -> Counts:
         try:
             local_counts = count(self._world)
         except ValueError:
             local_counts = None  # this rank still joins the collective
         shares = self._world.gather(local_counts)
-        # where a rank failed, every rank counts all rows alone and raises the error with the number of the row
-        return count(SINGLE_PROCESS) if None in shares else _interleave(shares)
+        if None in shares:  # every rank counts all rows alone and raises the error with the number of the row
+            return count(SINGLE_PROCESS)
+        tokens, sums = zip(*shares, strict=True)
+        return _interleave(tokens), [sum(each) for each in zip(*sums, strict=True)]
 
     def _name(self, rows: Rows, read: Callable[[Row], Row], made_of: Any) -> bytes:
         def content(row: Row) -> Row:

@@ -1,12 +1,14 @@
 """Finds the trained parts of a conversation in one rendering of all its messages, for any chat template."""
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rft.data.encode.parts import KINDS
 from rft.data.encode.templates import Messages
 
 Render = Callable[[Messages, bool], str]
+SHOWN = 60  # characters of a row that a message quotes
 # Keys of a message of the assistant that say whether it trains: of OpenAI, of verl, and of axolotl and others.
 MARKS = ("weight", "loss_mask", "train", "loss", "trainable")
 # Why a conversation has nothing to train on.
@@ -18,6 +20,18 @@ REWRITTEN = (
 NO_ANSWER = "no message is an answer of the assistant that trains; remove the row"
 
 
+# What becomes of an answer of the assistant; why it does not train.
+TRAINED, EARLIER, REWRITES, MARKED = "trained", "earlier", "rewritten", "marked"
+CAUSES = {
+    EARLIER: "stand before the answer of their row (data.train_on=assistant trains them, too)",
+    REWRITES: "are rewritten by the chat template where messages follow them, such as without a thought, so the model "
+    "never writes them as they stand (add rows that end with them)",
+    MARKED: f"are marked ({', '.join(MARKS)})",
+}
+FATES = (TRAINED, *CAUSES)
+NO_THOUGHT = re.compile(r"(<[^<>]*>|\[[^\[\]]*\]|\s)*")  # tags with nothing between them
+
+
 class Turn(NamedTuple):
     """A turn of the assistant in the render of a conversation: the characters [start, end)."""
 
@@ -26,42 +40,101 @@ class Turn(NamedTuple):
 
 
 def answers(
-    render: Render, length: Callable[[str], int], messages: Messages, first: int
-) -> tuple[str, list[Turn | None]]:
+    render: Render, length: Callable[[str], int], messages: Messages, first: int, last: bool = False
+) -> tuple[str, list[Turn | str]]:
     """Renders a conversation once, and finds the assistant's turns in it.
 
     Let A be the prompt that sampling would read before the turn, and B the turn as the template renders it when it is
     the last message, up to its end token. The turn is unchanged if the rendering begins with A + B. Otherwise the
     template has rewritten the turn or the text before it: templates of thinking models drop earlier thoughts, and some
     move the system message to the last question. Such a turn must not train, because the model never reads or writes
-    this text.
+    this text. A turn behind the last question, such as a call of a tool, trains if the rendering has it without an
+    empty thought that B begins with: templates of thinking models write one before the last message alone.
 
     Args:
         render: renders messages; True adds the generation prompt.
         length: characters of a turn, up to the end of its end token.
         first: index of the first message that may train.
+        last: of the turns that may train, the last one alone does.
 
     Returns:
-        The text, and one entry per turn of the assistant that follows another role's message and is not marked as one
-        that does not train: its place, or None if the template rewrote it.
+        The text, and for every turn of the assistant that follows another role's message its place, or a key of
+        `CAUSES`.
 
     Raises:
         ValueError: a mark has an unknown value.
     """
     text = render(messages, False)
-    turns: list[Turn | None] = []
-    for number, message in enumerate(messages):
-        asked = any(earlier["role"] not in ("system", "assistant") for earlier in messages[:number])
-        if number < first or message["role"] != "assistant" or not asked or not is_trained(message):
+    question = max((number for number, message in enumerate(messages) if message["role"] == "user"), default=-1)
+    turns: list[Turn | str] = []
+    for number in asked(messages):
+        if number < first or not is_trained(messages[number]):
+            turns.append(EARLIER if number < first else MARKED)
             continue
         prompt = render(messages[:number], True)
         alone = text if number == len(messages) - 1 else render(messages[: number + 1], False)
-        turn = None
+        end = 0  # of the turn in the text, if it is there
         if alone.startswith(prompt):
-            end = len(prompt) + length(alone[len(prompt) :])
-            turn = Turn(len(prompt), end) if text.startswith(alone[:end]) else None
-        turns.append(turn)
+            turn = alone[len(prompt) :]
+            turn = turn[: length(turn)]
+            if text.startswith(prompt + turn):
+                end = len(prompt) + len(turn)
+            elif number > question and text.startswith(prompt):
+                end = len(prompt) + _without_thought(turn, text[len(prompt) :])
+        turns.append(Turn(len(prompt), end) if end > len(prompt) else REWRITES)
+    able = [number for number, turn in enumerate(turns) if turn not in (EARLIER, MARKED)]
+    for number in able[:-1] if last else ():
+        turns[number] = EARLIER
     return text, turns
+
+
+def check_turns(turns: Sequence[Turn | str], messages: Messages, template: str) -> None:
+    """Raises ValueError if a conversation with these turns, see `answers`, cannot train."""
+    answered = messages[-1]["role"] == "assistant"
+    trains = any(isinstance(turn, Turn) for turn in turns)
+    if not trains or (answered and turns[-1] == REWRITES):
+        question = next((str(message["content"]) for message in messages if message["role"] == "user"), "")
+        problem = REWRITTEN if REWRITES in turns else NO_ANSWER
+        raise ValueError(f"data.template={template}: in the conversation that begins {question[:SHOWN]!r} {problem}")
+
+
+def fates(turns: Sequence[Turn | str]) -> list[str]:
+    """What becomes of each turn: `TRAINED`, or a key of `CAUSES`."""
+    return [TRAINED if isinstance(turn, Turn) else turn for turn in turns]
+
+
+def text_fates(prompt: str | Messages) -> list[str]:
+    """As `fates`, of an answer that is a text, and the turns in its prompt."""
+    return [TRAINED, *(EARLIER for _ in (() if isinstance(prompt, str) else asked(prompt)))]
+
+
+def asked(messages: Messages) -> list[int]:
+    """The numbers of the assistant's messages that follow a message of another role, such as a question."""
+    roles = [message["role"] for message in messages]
+    first = next((number for number, role in enumerate(roles) if role not in ("system", "assistant")), len(roles))
+    return [number for number, role in enumerate(roles) if role == "assistant" and number > first]
+
+
+def _without_thought(turn: str, text: str) -> int:
+    """Characters of a turn behind the empty thought that it begins with; 0 if `text` does not begin with them."""
+    found = NO_THOUGHT.match(turn)
+    starts = range(1, found.end() + 1 if found else 0)
+    return next((len(turn) - start for start in starts if text.startswith(turn[start:])), 0)
+
+
+def explain(counts: Mapping[str, int], texts: int) -> str | None:
+    """A message about the answers in the loss; None where each text has one, which is in it.
+
+    Args:
+        counts: answers of the assistant by what becomes of them: `TRAINED`, or a key of `CAUSES`.
+        texts: that have these answers.
+    """
+    total = sum(counts.values())
+    causes = [f"{counts[name]:,} {cause}" for name, cause in CAUSES.items() if counts.get(name)]
+    if not causes and total <= texts:
+        return None
+    trained = f"{counts.get(TRAINED, 0):,} of {total:,} answers of the assistant in an epoch are in the loss"
+    return "; ".join([trained, *causes])
 
 
 def is_trained(message: Mapping[str, Any]) -> bool:

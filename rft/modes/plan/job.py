@@ -126,7 +126,7 @@ class PlanJob(Job):
             raise ValueError(
                 "plan.prompt_tokens=null: algorithm.source samples, and its rows have no prompts to count; set it"
             )
-        return max(1, max(self.examples(loaded.lengths, given, loaded.train)) - self.run.rollout.max_new_tokens)
+        return max(1, max(self.examples(loaded.lengths, given, loaded.train).tokens) - self.run.rollout.max_new_tokens)
 
     def model_context(self, world: World, loaded: Datasets) -> ModelContext:
         """The context of the models, with the hooks of the plan."""

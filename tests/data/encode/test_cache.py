@@ -101,7 +101,8 @@ def test_examples_are_remembered_by_their_source(tmp_path):
         return Lengths(SINGLE_PROCESS, made, str(tmp_path)).examples(given, rows, 4, seed=seed, columns=()), made.asked
 
     counts, asked = examples()
-    assert asked == 40 and sorted(counts) == sorted(len(r["prompt"]) + len(r["response"]) + 1 for r in FEW)
+    expected = sorted(len(row["prompt"]) + len(row["response"]) + 1 for row in FEW)
+    assert asked == 40 and sorted(counts.tokens) == expected and counts.answers["trained"] == 40
     assert examples() == (counts, 0)
     assert examples(seed=1)[1] == 40
     assert examples(rows=[*FEW[1:], {"prompt": "1", "response": "2"}])[1] == 40

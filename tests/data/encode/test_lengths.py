@@ -1,17 +1,22 @@
-"""Prompts that are too long are dropped, and the run says so."""
+"""Prompts that are too long are dropped, and the run says so, and how many answers train."""
 
 import json
 import re
 
 import pytest
 
+from rft.data.base import GivenTexts
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths, limit_prompts
+from rft.data.encode.masks import explain
 from rft.data.encode.tokenizer import characters
 from rft.data.encode.truncation import PromptLimit
+from rft.data.given.supervised import TextSource
 from rft.data.rows.mixture import Mixed
 from rft.distributed import SINGLE_PROCESS
 from rft.setup.assembly import Job
+from tests.data import chat_texts as chats
+from tests.data.encode.test_masks import CALLING, THINKING, TWO, tokenizer
 
 ENCODER = Encoder(characters(alphabet="0123456789="), "none", None, None, "response")
 ROWS = [{"prompt": "1" * length} for length in (3, 9, 1, 5, 5)]
@@ -70,3 +75,54 @@ def test_a_run_says_what_it_drops_of_each_set(tiny, tmp_path, capsys):
     assert rows and all(len(row["prompt"]) <= 11 for row in rows)
     with pytest.raises(ValueError, match=r"data\.train: 64 of 64 prompts .*no row is left"):
         Job(config | {"data": config["data"] | {"max_prompt_tokens": 9}}).fit("")
+
+
+CHATS = [{"messages": messages} for messages in (CALLING, THINKING, TWO, [TWO[0], TWO[1] | {"weight": 0}, *TWO[2:]])]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_run_knows_how_many_answers_train_and_why_others_do_not(size, ranks, tmp_path):
+    """On any number of ranks, and where the counts are cached."""
+    given = GivenTexts(TextSource, {"response": "messages"})
+
+    def count(world):
+        encoder = Encoder(tokenizer(chats.QWEN3), "chat", None)
+        found = Lengths(world, encoder, str(tmp_path)).examples(given, CHATS, 2, seed=0, columns=())
+        assert len(found.tokens) == 4
+        return found.answers, encoder.answers.total()
+
+    counts = {"trained": 5, "earlier": 0, "rewritten": 2, "marked": 1}
+    first, again = ranks(size, count), ranks(size, count)
+    assert [found for found, _ in [*first, *again]] == [counts] * 2 * size
+    assert sum(encoded for _, encoded in first) == 8 and sum(encoded for _, encoded in again) == 0
+    assert explain(counts, 4) == (
+        "5 of 8 answers of the assistant in an epoch are in the loss; 2 are rewritten by the chat template where "
+        "messages follow them, such as without a thought, so the model never writes them as they stand (add rows that "
+        "end with them); 1 are marked (weight, loss_mask, train, loss, trainable)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "train_on", "message"),
+    [
+        (
+            {"prompt": TWO[:3], "response": TWO[3:]},
+            "response",
+            "1 of 2 answers of the assistant in an epoch are in the",
+        ),
+        ({"prompt": TWO[:3], "response": "It is 6."}, "response", "1 of 2 answers of the assistant in an epoch are in"),
+        (
+            {"prompt": TWO[:3], "response": TWO[3:]},
+            "assistant",
+            "2 of 2 answers of the assistant in an epoch are in the",
+        ),
+        ({"response": TWO}, "last", "1 of 2 answers of the assistant in an epoch are in the loss; 1 stand before the"),
+        ({"prompt": TWO[0]["content"], "response": "It is 4."}, "response", None),
+        ({"prompt": TWO[:1], "response": TWO[1:2]}, "response", None),
+        ({"response": TWO}, "all", None),
+    ],
+)
+def test_answers_before_the_response_are_counted(row, train_on, message):
+    encoder = Encoder(tokenizer(chats.CHATML), "chat", None, train_on=train_on)
+    encoder.example(row)
+    assert (explain(encoder.answers, 1) or "None").startswith(str(message))

@@ -63,6 +63,8 @@ CASES = {
     # the first thought is gone, so the first answer would be one without a thought
     "qwen3": (chats.QWEN3, THINKING, ["<think>\nthree and three\n</think>\n\nIt is 6.<|im_end|>"]),
     "qwen3 without thoughts": (chats.QWEN3, TWO, ["<think>\n\n</think>\n\nIt is 6.<|im_end|>"]),
+    # the template writes an empty thought before the last answer alone
+    "qwen3 with a call": (chats.QWEN3, CALLING, [CALLED, "<think>\n\n</think>\n\nIt is 4.<|im_end|>"]),
     "qwen3 that thinks between calls": (
         chats.QWEN3,
         PLANNED,
