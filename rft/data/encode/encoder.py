@@ -14,7 +14,7 @@ from typing import Any, Literal
 from transformers import PreTrainedTokenizerBase
 
 from rft.batch.encoded import EncodedText, MediaFacts
-from rft.data.encode.masks import SHOWN, Turn, answers, check_turns, check_unmarked, conversation, fates, text_fates
+from rft.data.encode.masks import SHOWN, answers, check_turns, check_unmarked, conversation, fates, join, text_fates
 from rft.data.encode.parts import text_of
 from rft.data.encode.processor import MediaProcessor, Parts, RichText, refuse_media
 from rft.data.encode.templates import ChatTemplate, Messages
@@ -280,27 +280,23 @@ class Encoder:
         if self.chat is None:
             raise ValueError("a response is a list of chat messages, which needs a chat template; set data.template")
         question = [] if prompt is None else self._prompt_messages(prompt, "a prompt")
-        answer = conversation(response, "a response")
+        question, answer, start = join(question, conversation(response, "a response"))
         messages, media = self._without_values(self._with_system([*question, *answer]))
-        first = 0 if self._train_on == "assistant" else len(messages) - len(answer)
+        number, last = len(messages) - len(answer), self._train_on == "last"
+        first = 0 if self._train_on == "assistant" else number
         chat, tools = self.chat, self._tools_of(row)
-        last = self._train_on == "last"
-        text, turns = answers(lambda some, more: chat.render(some, tools, more), chat.length, messages, first, last)
+        begun = None if start is None else (number, self._chat_prompt([*question, start], tools).text)
+        text, turns = answers(chat, tools, messages, first, last, begun)
         rich = RichText(text, media)
         if self._train_on == "all":
             check_unmarked(messages)
             ids = self.tokenize([rich])[0]
             return ids, _but_first(ids)
-        check_turns(turns, messages, chat.name)
-        places = [turn for turn in turns if isinstance(turn, Turn)]
+        places = check_turns(turns, messages, chat.name)
         self.answers.update(fates(turns))
-        if self._scored and isinstance(turns[-1], Turn) and messages[-1]["role"] == "assistant":
+        if self._scored and places[-1] == turns[-1] and messages[-1]["role"] == "assistant":
             rich = RichText(text[: places[-1].end], media)
-        return self._marked(rich, places)
-
-    def _marked(self, rich: RichText, turns: list[Turn]) -> tuple[EncodedText, list[bool]]:
-        """The tokens of a text, and flags that are True for the tokens of the turns."""
-        pieces = self._pieces(rich, [*(cut for turn in turns for cut in turn), len(rich.text)])
+        pieces = self._pieces(rich, [*(cut for turn in places for cut in turn), len(rich.text)])
         trains = [bool(number % 2) for number, piece in enumerate(pieces) for _ in piece]
         return sum(pieces, EncodedText([])), trains
 
@@ -340,7 +336,7 @@ class Encoder:
     def _prompt(self, row: Mapping[str, Any], what: str) -> RichText:
         prompt = row["prompt"]
         if self.chat is not None:
-            return self.render(self._with_system(self._prompt_messages(prompt, what)), self._tools_of(row), True)
+            return self._chat_prompt(self._prompt_messages(prompt, what), self._tools_of(row))
         if isinstance(prompt, str):
             return RichText(self._escape(prompt))
         if not isinstance(prompt, list):
@@ -349,6 +345,11 @@ class Encoder:
         if not rich.media or len(prompt) > 1:
             raise ValueError(f"{what} is a list of chat messages; set data.template=chat")
         return rich
+
+    def _chat_prompt(self, messages: Messages, tools: list[dict[str, Any]] | None) -> RichText:
+        assert self.chat is not None
+        bare, media = self._without_values(self._with_system(messages))
+        return RichText(self.chat.prompt(bare, tools), media)
 
     def render(self, messages: Messages, tools: list[dict[str, Any]] | None, answering: bool) -> RichText:
         """The text of chat messages and their media: as `ChatTemplate.render` gives it, without `data.system`; with
@@ -369,7 +370,7 @@ class Encoder:
             raise _no_prompt(prompt, what)
         return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else conversation(prompt, what)
 
-    def _with_system(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _with_system(self, messages: Messages) -> Messages:
         if self._system is None or messages[0]["role"] == "system":
             return messages
         return [{"role": "system", "content": self._system}, *messages]

@@ -1,13 +1,13 @@
 """Finds the trained parts of a conversation in one rendering of all its messages, for any chat template."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rft.data.encode.parts import KINDS
-from rft.data.encode.templates import Messages
+from rft.data.encode.templates import ChatTemplate, Messages
 
-Render = Callable[[Messages, bool], str]
+Message = dict[str, Any]
 SHOWN = 60  # characters of a row that a message quotes
 # Keys of a message of the assistant that say whether it trains: of OpenAI, of verl, and of axolotl and others.
 MARKS = ("weight", "loss_mask", "train", "loss", "trainable")
@@ -40,7 +40,12 @@ class Turn(NamedTuple):
 
 
 def answers(
-    render: Render, length: Callable[[str], int], messages: Messages, first: int, last: bool = False
+    chat: ChatTemplate,
+    tools: list[dict[str, Any]] | None,
+    messages: Messages,
+    first: int,
+    last: bool = False,
+    begun: tuple[int, str] | None = None,
 ) -> tuple[str, list[Turn | str]]:
     """Renders a conversation once, and finds the assistant's turns in it.
 
@@ -52,10 +57,10 @@ def answers(
     empty thought that B begins with: templates of thinking models write one before the last message alone.
 
     Args:
-        render: renders messages; True adds the generation prompt.
-        length: characters of a turn, up to the end of its end token.
+        tools: schemas that the template renders, or None.
         first: index of the first message that may train.
         last: of the turns that may train, the last one alone does.
+        begun: number of a message that its prompt begins, and the text of this prompt, where there is one.
 
     Returns:
         The text, and for every turn of the assistant that follows another role's message its place, or a key of
@@ -64,6 +69,10 @@ def answers(
     Raises:
         ValueError: a mark has an unknown value.
     """
+
+    def render(some: Messages, answering: bool) -> str:
+        return chat.render(some, tools, answering)
+
     text = render(messages, False)
     question = max((number for number, message in enumerate(messages) if message["role"] == "user"), default=-1)
     turns: list[Turn | str] = []
@@ -71,12 +80,12 @@ def answers(
         if number < first or not is_trained(messages[number]):
             turns.append(EARLIER if number < first else MARKED)
             continue
-        prompt = render(messages[:number], True)
+        prompt = begun[1] if begun is not None and number == begun[0] else render(messages[:number], True)
         alone = text if number == len(messages) - 1 else render(messages[: number + 1], False)
         end = 0  # of the turn in the text, if it is there
         if alone.startswith(prompt):
             turn = alone[len(prompt) :]
-            turn = turn[: length(turn)]
+            turn = turn[: chat.length(turn)]
             if text.startswith(prompt + turn):
                 end = len(prompt) + len(turn)
             elif number > question and text.startswith(prompt):
@@ -88,14 +97,36 @@ def answers(
     return text, turns
 
 
-def check_turns(turns: Sequence[Turn | str], messages: Messages, template: str) -> None:
-    """Raises ValueError if a conversation with these turns, see `answers`, cannot train."""
+def join(question: list[Message], answer: list[Message]) -> tuple[list[Message], list[Message], Message | None]:
+    """Prompt and response, and the message of the assistant that the prompt ends with and the response continues.
+
+    The prompt is returned without it, and the first message of the response with it. Without such a message both are
+    returned as they are, and None.
+
+    Raises:
+        ValueError: the content of one of the two is not a text.
+    """
+    if not question or not question[-1]["role"] == answer[0]["role"] == "assistant":
+        return question, answer, None
+    *question, start = question
+    contents = [message["content"] for message in (start, answer[0]) if isinstance(message.get("content"), str)]
+    if len(contents) < 2:
+        raise ValueError(
+            "the prompt ends with a message of the assistant, which the response continues: the contents of both must "
+            "be texts; move the message to the response if it is an answer of its own"
+        )
+    return question, [{**start, **answer[0], "content": "".join(contents)}, *answer[1:]], start
+
+
+def check_turns(turns: Sequence[Turn | str], messages: Messages, template: str) -> list[Turn]:
+    """The turns that train, of those that `answers` gives; raises ValueError if the conversation cannot train."""
     answered = messages[-1]["role"] == "assistant"
-    trains = any(isinstance(turn, Turn) for turn in turns)
-    if not trains or (answered and turns[-1] == REWRITES):
+    places = [turn for turn in turns if isinstance(turn, Turn)]
+    if not places or (answered and turns[-1] == REWRITES):
         question = next((str(message["content"]) for message in messages if message["role"] == "user"), "")
         problem = REWRITTEN if REWRITES in turns else NO_ANSWER
         raise ValueError(f"data.template={template}: in the conversation that begins {question[:SHOWN]!r} {problem}")
+    return places
 
 
 def fates(turns: Sequence[Turn | str]) -> list[str]:
@@ -105,7 +136,7 @@ def fates(turns: Sequence[Turn | str]) -> list[str]:
 
 def text_fates(prompt: str | Messages) -> list[str]:
     """As `fates`, of an answer that is a text, and the turns in its prompt."""
-    return [TRAINED, *(EARLIER for _ in (() if isinstance(prompt, str) else asked(prompt)))]
+    return [TRAINED, *(EARLIER for _ in (() if isinstance(prompt, str) else asked(prompt[:-1])))]
 
 
 def asked(messages: Messages) -> list[int]:

@@ -78,12 +78,25 @@ class ChatTemplate:
                 "tokenizer; choose the template that the model was trained with, such as its own: data.template=chat"
             )
 
-    def render(self, messages: Messages, tools: list[dict[str, Any]] | None, answering: bool) -> str:
+    def prompt(self, messages: Messages, tools: list[dict[str, Any]] | None) -> str:
+        """The text behind which an answer is sampled: a last message of the assistant is continued.
+
+        Arguments and errors are those of `render`.
+        """
+        continued = messages[-1]["role"] == "assistant"
+        if continued and messages[-1].get("tool_calls"):
+            raise ValueError("a prompt ends with tool calls of the assistant; add their results")
+        return self.render(messages, tools, True, continued)
+
+    def render(
+        self, messages: Messages, tools: list[dict[str, Any]] | None, answering: bool, continued: bool = False
+    ) -> str:
         """The text of a conversation. An answer that has the end token already is rendered without it.
 
         Args:
             tools: schemas of functions, or None.
             answering: adds the generation prompt.
+            continued: ends the text with the content of the last message instead.
 
         Raises:
             ValueError: the template cannot render it.
@@ -93,7 +106,8 @@ class ChatTemplate:
                 self.tokenizer.apply_chat_template(
                     [self._without_end(message) for message in messages],
                     tools=tools,
-                    add_generation_prompt=answering,
+                    add_generation_prompt=answering and not continued,
+                    continue_final_message=continued,
                     tokenize=False,
                     **self.arguments,
                 )

@@ -20,8 +20,9 @@ Messages = list[dict[str, Any]]
 def messages(row: Row) -> Row:
     """The formats of TRL: `messages`; `prompt` and `completion`; `chosen` and `rejected`, with `prompt` or without.
 
-    The last of `messages` is the response if its role is assistant; otherwise all of them are the prompt. Without a
-    field `prompt`, the messages or words with which both `chosen` and `rejected` begin are the prompt.
+    The last of `messages` is the response if its role is assistant, with messages of the assistant right before it;
+    otherwise all of them are the prompt. Without a field `prompt`, the messages or words with which both `chosen` and
+    `rejected` begin are the prompt.
 
     Raises:
         ValueError: there is no message to answer, or `chosen` and `rejected` answer different prompts.
@@ -68,12 +69,13 @@ def _message(turn: Any, roles: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _dialogue(messages: Messages) -> Row:
-    """Splits messages into prompt and response: the last message is the response if its role is assistant."""
+    """Splits messages into prompt and response: the messages of the assistant that end them."""
     if messages[-1]["role"] != "assistant":
         return {"prompt": messages}
     if all(message["role"] in ("system", "assistant") for message in messages):
         raise ValueError("no message before the assistant's answer is of another role")
-    return {"prompt": messages[:-1], "response": messages[-1:]}
+    start = _turn_start(messages, len(messages) - 1)
+    return {"prompt": messages[:start], "response": messages[start:]}
 
 
 def _pair(chosen: Any, rejected: Any, prompt: Any) -> Row:
@@ -87,7 +89,15 @@ def _pair(chosen: Any, rejected: Any, prompt: Any) -> Row:
     start = _shared(chosen[:-1], rejected[:-1])
     if not start or {chosen[start]["role"], rejected[start]["role"]} != {"assistant"}:
         raise ValueError("chosen and rejected are not answers to the same messages")
+    start = _turn_start(chosen, start)
     return {"prompt": chosen[:start], "chosen": chosen[start:], "rejected": rejected[start:]}
+
+
+def _turn_start(messages: Messages, number: int) -> int:
+    """The first of the assistant's messages that end with this number: a prompt that ends with one is continued."""
+    while number and messages[number - 1]["role"] == "assistant":
+        number -= 1
+    return number
 
 
 def _shared(one: Sequence[Any], other: Sequence[Any]) -> int:

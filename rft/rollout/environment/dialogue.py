@@ -63,6 +63,9 @@ class Dialogue:
         self._start = len(self.prompt)
         for segment in answer.segments:
             self._append(segment)
+        if self._messages[-1]["role"] == "assistant":  # the prompt began the answer
+            start = self._messages.pop()
+            message = {**message, "content": start["content"] + (message.get("content") or "")}
         self._messages.append({**message, "role": "assistant"})
         self._end = self.prompt[-1] if answer.finish.reason == "stop" else None
 

@@ -49,7 +49,7 @@ def test_the_begin_token_comes_where_the_tokenizer_puts_one() -> None:
     [
         (None, "hi", "[u:hi][a:"),
         ("be", "hi", "[s:be][u:hi][a:"),
-        (None, [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], "[u:x][a:y][a:"),
+        (None, [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], "[u:x][a:y"),
         ("be", [{"role": "user", "content": "x"}], "[s:be][u:x][a:"),
         ("be", [{"role": "system", "content": "own"}, {"role": "user", "content": "x"}], "[s:own][u:x][a:"),
     ],

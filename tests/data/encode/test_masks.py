@@ -363,3 +363,36 @@ def test_text_parts_are_joined_and_media_stay_parts():
     with pytest.raises(ValueError, match="the content of message 0 of the prompt is int; write it as a text"):
         conversation([{"role": "user", "content": 5}], "the prompt")
     assert conversation([{"role": "tool", "content": {"sum": 5}}], "the prompt")[0]["content"] == {"sum": 5}
+
+
+@pytest.mark.parametrize(
+    "template", [chats.CHATML, chats.LLAMA3, chats.GEMMA, chats.ZEPHYR, chats.MISTRAL, chats.QWEN3]
+)
+def test_an_answer_that_its_prompt_begins_is_continued(template):
+    """The prompt is the text up to there, and the beginning does not train."""
+    made = tokenizer(template)
+    encoder = Encoder(made, "chat", None)
+    begun = [user("What is 2+2?"), said("It")]
+    row = {"prompt": begun, "response": " is 4."}
+    prompt, end = encoder.prompt(row), made.convert_ids_to_tokens(encoder.end)
+    assert made.decode(prompt) == made.apply_chat_template(begun, continue_final_message=True, tokenize=False)
+    for response in (row["response"], [said(" is 4.")]):
+        ids, trains = encoder.example(row | {"response": response})
+        assert ids[: len(prompt)] == prompt and trains[: len(prompt)] == [False] * len(prompt)
+        assert trained(encoder, row | {"response": response}) == [f" is 4.{end}"]
+    every = Encoder(made, "chat", None, train_on="assistant")
+    if template != chats.QWEN3:  # whose first answer stands without the thought that it had
+        assert trained(every, row | {"prompt": [*TWO[:2], *begun]})[-1] == f" is 4.{end}"
+        assert len(trained(every, row | {"prompt": [*TWO[:2], *begun]})) == 2
+    whole = made.decode(encoder.example({"prompt": begun[:1], "response": [said("It is 4.")]})[0])
+    assert template == chats.QWEN3 or whole == made.decode(encoder.example(row | {"response": [said(" is 4.")]})[0])
+
+
+def test_an_answer_that_cannot_be_continued_is_refused():
+    encoder = Encoder(tokenizer(chats.QWEN25), "chat", None)
+    with pytest.raises(
+        ValueError, match="the prompt ends with a message of the assistant, which the response continues"
+    ):
+        encoder.example({"prompt": [TWO[0], {"role": "assistant", "tool_calls": [CALL]}], "response": [TWO[1]]})
+    with pytest.raises(ValueError, match="ends with tool calls of the assistant; add their results"):
+        encoder.prompt({"prompt": [TWO[0], said("", tool_calls=[CALL])]})

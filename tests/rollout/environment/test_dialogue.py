@@ -108,6 +108,15 @@ def test_any_sampled_tokens_stay(turn_templates, name, turns):
         assert dialogue.forks == []
 
 
+def test_an_answer_that_the_prompt_begins_is_one_message_with_it():
+    own = tokenizer(chats.MISTRAL)
+    template = TurnTemplate(Encoder(own, "chat", None))
+    dialogue = Dialogue(template, [TWO[0], said("It")], [SCHEMA])
+    assert own.decode(dialogue.prompt).endswith("[/INST] It")
+    run(dialogue, [(completion([65, 66, own.eos_token_id]), {"content": " is 4."}, [TWO[2]])])
+    assert dialogue.forks and dialogue.prompt == template.rendered(TWO[:3], [SCHEMA])
+
+
 def test_a_fork_renders_all_messages_again():
     own = tokenizer(chats.MISTRAL)
     template = TurnTemplate(Encoder(own, "chat", None))
