@@ -51,6 +51,7 @@ class ChatTemplate:
     ) -> None:
         self.name = name
         self._end_text = ""  # of the token `end`
+        self._wraps = False  # a text is rendered as the part {type: text, text: ...}: the template takes no other
         self.arguments: dict[str, Any] = {}
         self.tokenizer = tokenizer
         if name != "chat":
@@ -61,7 +62,10 @@ class ChatTemplate:
                 f"or one of {', '.join(_built_in())}"
             )
         asked = [{"role": "user", "content": "question"}]
-        self.render(asked, None, True)
+        if "question" not in self.render(asked, None, True):
+            self._wraps = True
+            if "question" not in self.render(asked, None, True):
+                raise ValueError(f"data.template={name} does not write the content of a message; choose another")
         self.arguments = self._checked_arguments(arguments)
         prompt = self.render(asked, None, True)
         self.takes_tools = self.render(asked, [PROBE], True) != prompt
@@ -104,7 +108,7 @@ class ChatTemplate:
         try:
             return str(
                 self.tokenizer.apply_chat_template(
-                    [self._without_end(message) for message in messages],
+                    [self._wrapped(self._without_end(message)) for message in messages],
                     tools=tools,
                     add_generation_prompt=answering and not continued,
                     continue_final_message=continued,
@@ -185,6 +189,11 @@ class ChatTemplate:
         if message.get("role") != "assistant" or not isinstance(content, str):
             return message
         return {**message, "content": content.removesuffix(self._end_text)}
+
+    def _wrapped(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        content = message.get("content")
+        wraps = self._wraps and isinstance(content, str)
+        return {**message, "content": [{"type": "text", "text": content}]} if wraps else message
 
     def _find_end(self) -> str:
         """The first special token after a plain answer; empty without one."""

@@ -24,6 +24,22 @@ def test_turns_are_texts_one_behind_the_other():
     assert text == "a=?b<|im_end|>c=d<|im_end|>e"
 
 
+def test_a_template_that_takes_parts_alone_gets_texts_as_parts():
+    """Templates of some vision models write nothing of a content that is a text."""
+    content = "+ message['content'] +"
+    parts = "}}{% for part in message['content'] if part.type == 'text' %}{{ part.text }}{% endfor %}{{"
+    made = tokenizer(chats.CHATML)
+    plain = ChatTemplate(made, "chat")
+    expected = plain.render(LED, None, True), plain.prompt(TWO[:2], None), plain.end
+    made.chat_template = chats.CHATML.replace(content, parts)
+    whole = ChatTemplate(made, "chat")
+    assert (whole.render(LED, None, True), whole.prompt(TWO[:2], None), whole.end) == expected
+    assert whole.takes_parts and parts in made.chat_template
+    made.chat_template = chats.CHATML.replace(content, "+")
+    with pytest.raises(ValueError, match=r"^data\.template=chat does not write the content of a message"):
+        ChatTemplate(made, "chat")
+
+
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_conversation_is_what_the_models_own_template_makes_of_it(name):
     own, made = ChatTemplate(tokenizer(BUILT_IN[name]), "chat"), ChatTemplate(tokenizer(BUILT_IN[name]), name)
