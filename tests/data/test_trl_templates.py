@@ -1,18 +1,27 @@
-"""The chat templates that TRL ships: what its own masks train, what transformers continues, and where scores are read."""
+"""The chat templates that TRL ships: what its masks train, what transformers continues, where scores are read."""
 
+import sys
+from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2 import TemplateError
 
 from rft.actor.model import with_end_token
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.templates import Messages
-from tests.data.encode.test_masks import CALLING, TWO, said, trained, user
+from tests.data.encode.test_masks import CALLING, THINKING, TWO, said, trained, user
 from tests.rollout.environment import trl_templates as trl
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+
+from chat_page import PAGE, page
 
 pytestmark = trl.needs_trl
 TRAINING = [name for name in trl.NAMES if name.endswith("_training")]
 ASKED = [user("What is 2+2?")]
+CHATS = {"one": TWO[:2], "two": TWO, "thought": [TWO[0], THINKING[1]], "thoughts": THINKING, "call": CALLING}
 
 
 def rendered(name: str, messages: Messages, **options: Any) -> Any:
@@ -28,3 +37,77 @@ def test_a_begun_answer_is_continued_as_transformers_continues_it(name):
     encoder = Encoder(trl.tokenizer(name), "chat", None)
     text = rendered(name, begun, continue_final_message=True, tokenize=False)
     assert encoder.decode(encoder.prompt({"prompt": begun})) == text
+
+
+@pytest.mark.parametrize("name", trl.NAMES)
+def test_a_score_is_read_at_the_token_that_was_trained(name):
+    """A response that is a text ends a scored row as the export's tokenizer ends the text for transformers."""
+    tokenizer = trl.tokenizer(name)
+    encoder = Encoder(tokenizer, "chat", None, scored=True)
+    ids, trains = encoder.example({"prompt": ASKED, "response": "It is 4."})
+    text = rendered(name, ASKED, add_generation_prompt=True, tokenize=False) + "It is 4."
+    assert with_end_token(tokenizer, encoder.end)(text).input_ids == ids
+    assert ids[-1] == encoder.end and trains[-1]
+
+
+def runs(name: str, messages: Messages) -> list[str]:
+    """What TRL trains in a conversation: the runs of its mask as texts."""
+    made = rendered(name, messages, return_dict=True, return_assistant_tokens_mask=True)
+    found: list[list[int]] = [[]]
+    for token, flag in zip(made["input_ids"], made["assistant_masks"], strict=True):
+        found += [[]] if found[-1] and not flag else []
+        found[-1] += [token] if flag else []
+    return [trl.tokenizer(name).decode(run) for run in found if run]
+
+
+def compared(name: str, messages: Messages) -> str:
+    """What trains with a template here, and with the variant of it that TRL trains with.
+
+    Returns:
+        "equal"; "within": the same turns, where TRL also trains the generation prompt, or what the template writes
+        behind the end token; "fewer": the same without turns that the template rewrites; "refused" here, "impossible"
+        in both; or "other".
+    """
+    encoder = Encoder(trl.tokenizer(name.removesuffix("_training")), "chat", None)
+    try:
+        theirs = runs(name, messages)
+    except (TemplateError, TypeError):  # of the template
+        theirs = []
+    try:
+        ours = trained(encoder, {"response": messages})
+    except ValueError:
+        return "refused" if theirs else "impossible"
+    around = [text.partition(turn) for turn, text in zip(ours[::-1], theirs[::-1], strict=False)]
+    if not all(turn and not end.replace("<eos>", "").strip() for _, turn, end in around):
+        return "other"
+    if len(ours) != len(theirs):
+        return "fewer" if len(theirs) - len(ours) == encoder.answers["rewritten"] else "other"
+    return "equal" if ours == theirs else "within"
+
+
+def test_what_trains_is_what_trl_trains_or_differs_for_a_reason():
+    found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for name in TRAINING:
+        for chat, messages in CHATS.items():
+            found[compared(name, messages)][name.removesuffix("_training")].add(chat)
+    assert {kind: sum(map(len, names.values())) for kind, names in found.items()} == {
+        "equal": 17,
+        "within": 90,
+        "fewer": 15,
+        "impossible": 5,
+        "refused": 23,
+        "other": 5,
+    }
+    nemotron = {name: {"one", "two", "call"} for name in found["refused"] if name.startswith("nemotron_3")}
+    assert len(nemotron) == 4  # an answer without the thought that the prompt begins; see `data.template_arguments`
+    assert found["refused"] == nemotron | {
+        "deepseek_r1_distill": {"one", "two", "thought", "thoughts"},  # the prompt begins thoughts, which are dropped
+        "deepseekv3": set(CHATS),  # as well, and arguments of calls are texts
+        "qwen3_5_nothink": {"thought", "thoughts"},  # the prompt has an empty thought
+    }
+    # a second end token behind the first; and a turn that goes on behind a result, where its header is not written
+    assert found["other"] == {"cohere2": {"one", "two", "thought", "thoughts"}, "diffusion_gemma": {"call"}}
+
+
+def test_the_page_of_chats_is_current():
+    assert PAGE.read_text() == page(), "run: python scripts/chat_page.py"

@@ -292,7 +292,7 @@ class Encoder:
             check_unmarked(messages)
             ids = self.tokenize([rich])[0]
             return ids, _but_first(ids)
-        places = check_turns(turns, messages, chat.name)
+        places = check_turns(turns, messages, chat)
         self.answers.update(fates(turns))
         if self._scored and places[-1] == turns[-1] and messages[-1]["role"] == "assistant":
             rich = RichText(text[: places[-1].end], media)

@@ -1,7 +1,7 @@
 """Finds the trained parts of a conversation in one rendering of all its messages, for any chat template."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rft.data.encode.parts import KINDS
@@ -17,6 +17,7 @@ REWRITTEN = (
     "and the template then drops; give the answer as a text, which trains unchanged, or the path of a template that "
     "keeps answers"
 )
+THINKING = "enable_thinking"  # a variable of many templates; false: the prompt begins no thought
 NO_ANSWER = "no message is an answer of the assistant that trains; remove the row"
 
 
@@ -29,7 +30,7 @@ CAUSES = {
     MARKED: f"are marked ({', '.join(MARKS)})",
 }
 FATES = (TRAINED, *CAUSES)
-NO_THOUGHT = re.compile(r"(<[^<>]*>|\[[^\[\]]*\]|\s)*")  # tags with nothing between them
+NO_THOUGHT = re.compile(r"<(\w+)>\s*</\1>\s*")  # as templates of thinking models write it
 
 
 class Turn(NamedTuple):
@@ -54,7 +55,7 @@ def answers(
     template has rewritten the turn or the text before it: templates of thinking models drop earlier thoughts, and some
     move the system message to the last question. Such a turn must not train, because the model never reads or writes
     this text. A turn behind the last question, such as a call of a tool, trains if the rendering has it without an
-    empty thought that B begins with: templates of thinking models write one before the last message alone.
+    empty thought that A ends or B begins with: templates of thinking models write one before the last message alone.
 
     Args:
         tools: schemas that the template renders, or None.
@@ -82,15 +83,13 @@ def answers(
             continue
         prompt = begun[1] if begun is not None and number == begun[0] else render(messages[:number], True)
         alone = text if number == len(messages) - 1 else render(messages[: number + 1], False)
-        end = 0  # of the turn in the text, if it is there
+        forms = []
         if alone.startswith(prompt):
             turn = alone[len(prompt) :]
             turn = turn[: chat.length(turn)]
-            if text.startswith(prompt + turn):
-                end = len(prompt) + len(turn)
-            elif number > question and text.startswith(prompt):
-                end = len(prompt) + _without_thought(turn, text[len(prompt) :])
-        turns.append(Turn(len(prompt), end) if end > len(prompt) else REWRITES)
+            forms = [(prompt, turn), *_without_thought(prompt, turn)] if number > question else [(prompt, turn)]
+        places = [Turn(len(start), len(start + turn)) for start, turn in forms if text.startswith(start + turn)]
+        turns.append(places[0] if places else REWRITES)
     able = [number for number, turn in enumerate(turns) if turn not in (EARLIER, MARKED)]
     for number in able[:-1] if last else ():
         turns[number] = EARLIER
@@ -118,14 +117,16 @@ def join(question: list[Message], answer: list[Message]) -> tuple[list[Message],
     return question, [{**start, **answer[0], "content": "".join(contents)}, *answer[1:]], start
 
 
-def check_turns(turns: Sequence[Turn | str], messages: Messages, template: str) -> list[Turn]:
+def check_turns(turns: Sequence[Turn | str], messages: Messages, chat: ChatTemplate) -> list[Turn]:
     """The turns that train, of those that `answers` gives; raises ValueError if the conversation cannot train."""
     answered = messages[-1]["role"] == "assistant"
     places = [turn for turn in turns if isinstance(turn, Turn)]
     if not places or (answered and turns[-1] == REWRITES):
         question = next((str(message["content"]) for message in messages if message["role"] == "user"), "")
         problem = REWRITTEN if REWRITES in turns else NO_ANSWER
-        raise ValueError(f"data.template={template}: in the conversation that begins {question[:SHOWN]!r} {problem}")
+        if problem is REWRITTEN and THINKING not in chat.arguments and chat.reads(THINKING):
+            problem += f"; or, for answers without thoughts, set data.template_arguments.{THINKING}=false"
+        raise ValueError(f"data.template={chat.name}: in the conversation that begins {question[:SHOWN]!r} {problem}")
     return places
 
 
@@ -146,11 +147,12 @@ def asked(messages: Messages) -> list[int]:
     return [number for number, role in enumerate(roles) if role == "assistant" and number > first]
 
 
-def _without_thought(turn: str, text: str) -> int:
-    """Characters of a turn behind the empty thought that it begins with; 0 if `text` does not begin with them."""
-    found = NO_THOUGHT.match(turn)
-    starts = range(1, found.end() + 1 if found else 0)
-    return next((len(turn) - start for start in starts if text.startswith(turn[start:])), 0)
+def _without_thought(prompt: str, turn: str) -> Iterator[tuple[str, str]]:
+    """A prompt and its turn without the empty thought that one of them has where they meet."""
+    if found := NO_THOUGHT.match(turn):
+        yield prompt, turn[found.end() :]
+    if found := re.search(NO_THOUGHT.pattern + r"\Z", prompt):
+        yield prompt[: found.start()], turn
 
 
 def explain(counts: Mapping[str, int], texts: int) -> str | None:

@@ -22,6 +22,13 @@ FOLDER = Path(__file__).parent / "templates"
 Messages = Sequence[Mapping[str, Any]]
 # What transformers passes to every template, beside the special tokens of the tokenizer.
 PASSED = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
+QUESTION, ANSWER = {"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}
+CALL = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}],
+}
+RESULT = {"role": "tool", "content": "result"}
 PROBE = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 
 
@@ -51,6 +58,7 @@ class ChatTemplate:
     ) -> None:
         self.name = name
         self._end_text = ""  # of the token `end`
+        self._open_ends: dict[bool, str] = {}  # marks that end answers, and answers that call tools; see `_mark_behind`
         self._wraps = False  # a text is rendered as the part {type: text, text: ...}: the template takes no other
         self.arguments: dict[str, Any] = {}
         self.tokenizer = tokenizer
@@ -61,7 +69,7 @@ class ChatTemplate:
                 f"data.template=chat: the tokenizer has no chat template; set data.template=none, the path of a file "
                 f"or one of {', '.join(_built_in())}"
             )
-        asked = [{"role": "user", "content": "question"}]
+        asked = [QUESTION]
         if "question" not in self.render(asked, None, True):
             self._wraps = True
             if "question" not in self.render(asked, None, True):
@@ -105,8 +113,10 @@ class ChatTemplate:
         Raises:
             ValueError: the template cannot render it.
         """
+        last = messages[-1]
+        answered = last["role"] == "assistant" and not answering
         try:
-            return str(
+            text = str(
                 self.tokenizer.apply_chat_template(
                     [self._wrapped(self._without_end(message)) for message in messages],
                     tools=tools,
@@ -116,6 +126,7 @@ class ChatTemplate:
                     **self.arguments,
                 )
             )
+            return text + self._open_ends.get(bool(last.get("tool_calls")), "") if answered else text
         except (TemplateError, TypeError, ValueError) as error:
             roles = ", ".join(message["role"] for message in messages)
             raise ValueError(
@@ -152,6 +163,10 @@ class ChatTemplate:
             return self.render(parts, None, True) == self.render(asked, None, True)
         except ValueError:
             return False
+
+    def reads(self, variable: str) -> bool:
+        """Whether the template has this variable."""
+        return variable in _variables(self.tokenizer)
 
     def length(self, turn: str) -> int:
         """Characters of an assistant's turn, up to the end of its end token.
@@ -196,18 +211,34 @@ class ChatTemplate:
         return {**message, "content": [{"type": "text", "text": content}]} if wraps else message
 
     def _find_end(self) -> str:
-        """The first special token after a plain answer; empty without one."""
+        """The first special token after a plain answer, else the one that the next message begins with; or empty."""
         try:
-            found = self._special.search(self._tail)
+            tail = self.render([QUESTION, ANSWER], None, False).rpartition("answer")[2]
         except ValueError:  # of a template without answers
             return ""
+        found = self._special.search(tail)
+        if found is None and not tail:
+            self._open_ends = {False: self._mark_behind(ANSWER, QUESTION), True: self._mark_behind(CALL, RESULT)}
+            return self._open_ends[False]
+        return "" if found is None else found[0]
+
+    def _mark_behind(self, answer: Mapping[str, Any], following: Mapping[str, Any]) -> str:
+        """The special token with which the next message begins right behind an answer; empty without one.
+
+        It ends the answer where the template writes no end token, as GLM-4.5's does.
+        """
+        try:
+            text = self.render([QUESTION, answer], None, False)
+            longer = self.render([QUESTION, answer, following], None, False)
+        except ValueError:
+            return ""
+        found = self._special.match(longer, len(text)) if longer.startswith(text) else None
         return "" if found is None else found[0]
 
     @cached_property
     def _tail(self) -> str:
         """The text that the template adds after the last answer."""
-        exchange = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
-        return self.render(exchange, None, False).rpartition("answer")[2]
+        return self.render([QUESTION, ANSWER], None, False).rpartition("answer")[2]
 
 
 def _variables(tokenizer: "PreTrainedTokenizerBase") -> set[str]:

@@ -7,8 +7,10 @@ import pytest
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.templates import FOLDER, ChatTemplate
 from tests.data import chat_texts as chats
-from tests.data.encode.test_masks import CALLING, LED, SCHEMA, SYSTEM, TWO, tokenizer, user
+from tests.data.encode.test_masks import CALLING, LED, SCHEMA, SYSTEM, THINKING, TWO, tokenizer, trained, user
 
+OPENED = chats.CHATML.replace("assistant\n' }}", "assistant\n' }}{% if enable_thinking != false %}<think>{% endif %}")
+chats.SPECIAL[OPENED] = chats.SPECIAL[chats.CHATML]
 BUILT_IN = {"chatml": chats.CHATML, "llama3": chats.LLAMA3, "mistral": chats.MISTRAL, "gemma": chats.GEMMA}
 
 
@@ -38,6 +40,40 @@ def test_a_template_that_takes_parts_alone_gets_texts_as_parts():
     made.chat_template = chats.CHATML.replace(content, "+")
     with pytest.raises(ValueError, match=r"^data\.template=chat does not write the content of a message"):
         ChatTemplate(made, "chat")
+
+
+def test_an_answer_without_an_end_of_its_own_ends_with_the_mark_of_the_next_message():
+    """As in GLM-4.5, where the mark of a result ends a call."""
+    made = tokenizer(chats.CHATML)
+    made.add_special_tokens({"additional_special_tokens": ["<|user|>", "<|assistant|>", "<|tool|>"]})
+    made.chat_template = (
+        "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
+        "{% for call in message.tool_calls or [] %}({{ call.function.name }}){% endfor %}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    encoder = Encoder(made, "chat", None)
+    assert encoder.end == made.convert_tokens_to_ids("<|user|>")
+    assert trained(encoder, {"response": [*CALLING, *TWO[2:]]}) == [
+        "(add)<|tool|>",
+        "It is 4.<|user|>",
+        "It is 6.<|user|>",
+    ]
+    for response in ("It is 4.", [TWO[1]], "It is 4.<|user|>"):
+        ids, _ = encoder.example({"prompt": TWO[:1], "response": response})
+        assert made.decode(ids) == "<|user|>What is 2+2?<|assistant|>It is 4.<|user|>"
+
+
+def test_a_call_trains_without_the_empty_thought_that_its_prompt_ends_with():
+    encoder = Encoder(tokenizer(chats.QWEN3), "chat", None, arguments={"enable_thinking": False})
+    call, answer = trained(encoder, {"response": CALLING})
+    assert call.startswith("<tool_call>") and answer == "It is 4.<|im_end|>"
+    ids, trains = encoder.example({"response": CALLING})
+    assert encoder.decode(ids[: trains.index(True)]).endswith("<|im_start|>assistant\n")
+    with pytest.raises(ValueError, match=r"or the path of a template that keeps answers$"):
+        encoder.example({"response": [TWO[0], THINKING[1]]})
+    asking = Encoder(tokenizer(OPENED), "chat", None)
+    with pytest.raises(ValueError, match=r"thoughts, set data\.template_arguments\.enable_thinking=false$"):
+        asking.example({"response": TWO[:2]})
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
