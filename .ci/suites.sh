@@ -42,7 +42,7 @@ suite_benchmark() {
 
 suite_trl_templates() {
   folder trl trl
-  PYTHONPATH="$work/folders/trl" pytest -n 0 tests/rollout/environment tests/data/test_trl_templates.py
+  PYTHONPATH="$work/folders/trl" pytest -n 0 tests/rollout/environment tests/scripts/test_chat_page.py
 }
 
 suite_renderers() {
