@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.base import Columns, ModelContext, NonFiniteError, TrainableModel
 from rft.actor.forward.media_inputs import MediaInputs
+from rft.actor.forward.vocabulary import vocabulary_size
 from rft.actor.heads import LanguageNetwork, ScoreNetwork, ValueNetwork
 from rft.actor.init import read_config
 from rft.actor.loading.backbone_names import inner_prefix, outer_prefix
@@ -118,7 +119,7 @@ class Actor(TrainableModel):
     ) -> None:
         """Reads the config of the model; see `ColumnModel.check`."""
         trusted = options["trust_remote_code"]
-        read_config(options["path"], options["model_config"], len(tokenizer), key, trusted)
+        read_config(options["path"], options["model_config"], vocabulary_size(tokenizer), key, trusted)
 
     def plain_model(self) -> PreTrainedModel:
         """See `TrainableModel.plain_model`."""

@@ -5,9 +5,10 @@ sharded. No attention mask is needed: packed rows have their own attention funct
 causal mask hides the padding.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from tensordict import TensorDict
@@ -17,7 +18,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from rft.actor.forward.backbone import replaced_forward, run_backbone
 from rft.actor.forward.logit_blocks import LogitShape
-from rft.actor.forward.media_inputs import MediaInputs, forbidden_logits
+from rft.actor.forward.media_inputs import MediaInputs
+from rft.actor.forward.vocabulary import forbidden_logits
 from rft.actor.loading.stand_ins import random_numbers, stand_ins
 from rft.actor.logprobs import token_logprobs, top_logprobs
 from rft.actor.moe import ROUTER_BALANCE, record_router_logits
@@ -104,6 +106,7 @@ class LanguageNetwork(nn.Module):
     Args:
         key: the yaml key of the model, for messages.
         compiled, device_type: see `token_logprobs`.
+        forbidden: ids that cannot follow, ascending; see `forbidden_tokens`.
 
     Raises:
         ValueError: the model changes its logits in an unknown way; names the key.
@@ -115,12 +118,20 @@ class LanguageNetwork(nn.Module):
         key: str = "actor.path",
         compiled: bool = False,
         device_type: str | None = None,
+        forbidden: Sequence[int] = (),
     ) -> None:
         super().__init__()
         self.compiled = compiled
         self.device_type = device_type
+        self.forbidden = forbidden
         self.model = model
         self.shape = find_logit_shape(model, key)
+
+    @cached_property
+    def _forbidden_logits(self) -> Tensor | None:
+        """See `forbidden_logits`. Made once, in a forward, since the host waits for it to reach the device."""
+        weight = self.model.get_output_embeddings().weight
+        return forbidden_logits(self.forbidden, len(weight), weight.device)
 
     def forward(
         self,
@@ -132,26 +143,24 @@ class LanguageNetwork(nn.Module):
         media: MediaInputs | None = None,
         chosen: Tensor | None = None,
         candidates: Tensor | None = None,
-        top: tuple[int, int] = (0, 0),
+        top: int = 0,
     ) -> dict[str, Tensor]:
         """Computes the columns named in `outputs`, (B, T) each, zero outside `select` (B, T) bool.
 
         Args:
             chosen: `chosen_places` of `select`, if the caller has them.
             candidates: (B, T, K) ids of the tokens of `candidate_logprobs` (B, T, K).
-            top: K of `top_ids` and `top_logprobs` (B, T, K), and the size of the vocabulary's beginning to search.
+            top: K of `top_ids` and `top_logprobs` (B, T, K), at most the number of ids that can follow.
         """
         chosen = chosen_places(select) if chosen is None else chosen
         with record_router_logits(self.model.base_model, ROUTER_BALANCE in outputs) as recorder:
             queries = gather_queries(self.model.base_model, tokens, chosen, layout, candidates, media)
         head = self.model.get_output_embeddings()
-        forbidden = None
-        if media is not None:
-            forbidden = forbidden_logits(media.facts, len(head.weight), head.weight.device)
+        forbidden = self._forbidden_logits
         columns: dict[str, Tensor] = {}
         if {"top_ids", "top_logprobs"} & set(outputs):
             columns["top_ids"], columns["top_logprobs"] = top_logprobs(
-                queries.states, head.weight, head.bias, temperature, *top, self.shape, forbidden, self.device_type
+                queries.states, head.weight, head.bias, temperature, top, self.shape, forbidden, self.device_type
             )
         if set(outputs) - set(columns):
             logprobs, entropy, squares = token_logprobs(

@@ -51,7 +51,7 @@ def token_logprobs(
         with_entropy: computes the entropy too; zeros otherwise.
         with_squares: computes the sum of squared probabilities too; zeros otherwise.
         shape: of the logits.
-        forbidden: (V,) is added to the logits, without a gradient; or None.
+        forbidden: (F,) is added to the last F logits, without a gradient; or None.
         compiled: compiles what stands between the matrix products. The first call takes longer; a new N or V does not
             compile again.
         device_type: of the device that computes, if it is not that of the tensors (`mode=plan`).
@@ -76,7 +76,6 @@ def top_logprobs(
     bias: Tensor | None,
     temperature: float,
     count: int,
-    among: int,
     shape: LogitShape = PLAIN,
     forbidden: Tensor | None = None,
     device_type: str | None = None,
@@ -86,7 +85,6 @@ def top_logprobs(
     Args:
         hidden, weight, bias, temperature, shape, forbidden, device_type: as for `token_logprobs`.
         count: K, the number of tokens to return for each distribution.
-        among: only the first `among` tokens of the vocabulary, at least K, are returned. The softmax is over all.
 
     Returns:
         Ids (N, K) int32 and their log-probabilities (N, K), in descending order.
@@ -96,8 +94,7 @@ def top_logprobs(
     best, ids = (hidden.new_empty(len(hidden), 0, dtype=kind) for kind in (blocks.dtype, torch.int64))
     for part, logits in blocks:
         normalizer = torch.logaddexp(normalizer, logits.logsumexp(-1))
-        known = logits[:, : max(0, among - part.start)]
-        values, columns = known.topk(min(count, known.shape[1]))
+        values, columns = logits.topk(min(count, logits.shape[1]))
         best = torch.cat([best, values], 1)
         best, order = best.topk(min(count, best.shape[1]))
         ids = torch.cat([ids, columns + part.start], 1).gather(1, order)

@@ -1,7 +1,7 @@
 """Makes the network of an actor under a strategy: loads the model, gives it a head, freezes, adapts and shards it."""
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.base import ModelContext
 from rft.actor.forward.liger import use_liger
+from rft.actor.forward.vocabulary import forbidden_tokens, vocabulary_size
 from rft.actor.heads import LanguageNetwork, ScoreNetwork, StepNetwork, ValueNetwork, check_scorer
 from rft.actor.init import CLASSIFIERS, blocks, load_with_head, meta_model, read_config, read_weights
 from rft.actor.loading.drawing import Drawing
@@ -72,7 +73,9 @@ def build_model(
     """
     key, strategy, tokenizer = context.key, context.strategy, context.tokenizer
     device = context.world.device
-    config = read_config(path, model_config, len(tokenizer), key, trust_remote_code, context.media is not None)
+    config = read_config(
+        path, model_config, vocabulary_size(tokenizer), key, trust_remote_code, context.media is not None
+    )
 
     def meta() -> PreTrainedModel:
         made = meta_model(config)
@@ -91,7 +94,10 @@ def build_model(
     model = load_with_head(path, config, context.seed, tokenizer.pad_token_id, head, key, drawing)
     model_blocks = blocks(model)
     compiled = strategy.compile and device.type == "cuda"
-    network = add_head(model, head, key, compiled, strategy.device_type)
+    forbidden: tuple[int, ...] = ()
+    if head == "lm":
+        forbidden = forbidden_tokens(len(model.get_output_embeddings().weight), tokenizer, context.media)
+    network = add_head(model, head, key, compiled, strategy.device_type, forbidden)
     plain = empty_like(network.model, device)
     add_end_token(plain, context.end)
     if packing:
@@ -137,18 +143,23 @@ def read_shards(
 
 
 def add_head(
-    model: PreTrainedModel, head: Head, key: str, compiled: bool = False, device_type: str | None = None
+    model: PreTrainedModel,
+    head: Head,
+    key: str,
+    compiled: bool = False,
+    device_type: str | None = None,
+    forbidden: Sequence[int] = (),
 ) -> Network:
     """The network that computes the columns of a head.
 
     Args:
-        compiled, device_type: see `token_logprobs`.
+        compiled, device_type, forbidden: see `LanguageNetwork`.
 
     Raises:
         ValueError: the model does not have such a head; names the key.
     """
     if head == "lm":
-        return LanguageNetwork(model, f"{key}.path", compiled, device_type)
+        return LanguageNetwork(model, f"{key}.path", compiled, device_type, forbidden)
     if head in CLASSIFIERS:
         check_scorer(model, f"{key}.path")
         return ScoreNetwork(model) if head == "score" else StepNetwork(model)

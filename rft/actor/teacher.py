@@ -7,6 +7,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from rft.actor.actor import Actor
 from rft.actor.base import ModelContext
+from rft.actor.forward.vocabulary import vocabulary_size
+from rft.actor.heads import LanguageNetwork
 from rft.actor.init import read_config
 from rft.conditions import ReadWith
 from rft.errors import without_code
@@ -17,7 +19,7 @@ class Teacher(Actor):
     """A frozen actor that also computes `top_ids` and `top_logprobs`.
 
     Args:
-        top_k: the number of most likely tokens that are kept of a distribution; all of a smaller vocabulary.
+        top_k: the number of most likely tokens that are kept of a distribution; all where fewer can follow.
         others: see `Actor`.
 
     Raises:
@@ -43,16 +45,16 @@ class Teacher(Actor):
     ) -> None:
         rows = (micro_batch_tokens, packing, share_prefix, liger)
         super().__init__(context, path, model_config, head, *rows, frozen, ema, lora, optimizer, trust_remote_code)
-        vocabulary = self._plain.config.get_text_config().vocab_size
-        known = len(self.tokenizer) or vocabulary  # mode=plan may run without a tokenizer
-        self._forward_options = {"top": (min(top_k, known), known)}
+        assert isinstance(self.network, LanguageNetwork)
+        following = len(self._plain.get_output_embeddings().weight) - len(self.network.forbidden)
+        self._forward_options = {"top": min(top_k, following)}
 
     @classmethod
     def check(
         cls, options: Mapping[str, Any], key: str, tokenizer: PreTrainedTokenizerBase, temperature: float
     ) -> None:
         """Checks that there is a model and that it has the vocabulary of the policy; see `ColumnModel.check`."""
-        path, tokens = options["path"], len(tokenizer)
+        path, tokens = options["path"], vocabulary_size(tokenizer)
         if path is None and options["model_config"] is None:
             raise ValueError(f"{key}.path is null, so there is no model to learn from; set it to a folder or hub name")
         trusted = options["trust_remote_code"]

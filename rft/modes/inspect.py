@@ -11,6 +11,7 @@ from rich.text import Text
 from tensordict import TensorDict
 from transformers import PreTrainedTokenizerBase
 
+from rft.actor.forward.vocabulary import vocabulary_size
 from rft.actor.init import read_config
 from rft.batch.columns import lengths
 from rft.data.base import GivenTexts, SourceContext, given_texts
@@ -81,7 +82,7 @@ def _show(job: Job, loaded: Datasets, name: str, source: Target, prompts: int, c
         console.print(Text(title, style="cyan"), soft_wrap=True)
         console.print(spelled(example, tokenizer, "" if console.is_terminal else MARKS), soft_wrap=True)
     named = (run.actor["path"], run.actor["model_config"])
-    model_config = read_config(*named, len(tokenizer), "actor", run.actor["trust_remote_code"])
+    model_config = read_config(*named, vocabulary_size(tokenizer), "actor", run.actor["trust_remote_code"])
     context = model_config.get_text_config().max_position_embeddings
     console.print(_numbers(examples, context, 0 if reads else run.rollout.max_new_tokens), soft_wrap=True)
     ends = {example.ids[position] for example in examples for position in _last(example.trains)}

@@ -11,6 +11,7 @@ from rich.console import Console
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from rft.actor.forward.vocabulary import vocabulary_size
 from rft.actor.init import check_classifier, load_model, read_config
 from rft.actor.model import add_end_token, empty_like
 from rft.algorithm.roles import POLICY
@@ -81,13 +82,13 @@ class Answering(Components):
         check.make(
             "model_config",
             lambda tokenizer, processor: read_config(
-                path, model_config, len(tokenizer), "actor", trusted, processor is not None
+                path, model_config, vocabulary_size(tokenizer), "actor", trusted, processor is not None
             ),
             "tokenizer",
             "processor",
         )
         check.run(check_tokenizer, "tokenizer", "model_config")
-        check.run(self.check_engine_model, "model_config")
+        check.run(self.check_engine_model, "model_config", "tokenizer", "processor")
         if path is not None:
             check.run(partial(check_vocabulary, path=path, key=POLICY), "model_config", "tokenizer")
         if scores and self.grader is not None and found is not None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from rft.actor.base import ColumnModel, ModelContext, TrainableModel, trainable
+from rft.actor.forward.vocabulary import vocabulary_size
 from rft.actor.init import read_config
 from rft.actor.moe import ROUTER_BALANCE, check_routers
 from rft.actor.parts import check_parts
@@ -146,7 +147,7 @@ class Job(Components):
         checks.run(run.data.check_apart)
         checks.make("model_config", partial(self.read_loadable_config, self.actor), "tokenizer")
         checks.run(check_tokenizer, "tokenizer", "model_config")
-        checks.run(self.check_engine_model, "model_config")
+        checks.run(self.check_engine_model, "model_config", "tokenizer", "processor")
         if ROUTER_BALANCE in self.algorithm.policy.outputs:
             checks.run(check_routers, "model_config")
         for role in ROLES:
@@ -176,7 +177,7 @@ class Job(Components):
             tokenizer: its size is the vocabulary size of a new model.
         """
         path, new, trusted = (model.options[name] for name in ("path", "model_config", "trust_remote_code"))
-        return read_config(path, new, len(tokenizer), model.key, trusted, self.processor is not None)
+        return read_config(path, new, vocabulary_size(tokenizer), model.key, trusted, self.processor is not None)
 
     def read_loadable_config(self, model: Target, tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig:
         """As `read_model_config`, of a model that can be built and loaded, and that knows all tokens."""
@@ -274,7 +275,6 @@ class Job(Components):
                     shared = policy.frozen_copy(role.key) if copied and role.loss is None else None
                     helpers[role.key] = shared or model(self.helpers[role.key])
         sampler = self.start_sampler(world, policy, loaded, folder)
-
         answerer = self.answerer(loaded.encoder, sampler)
 
         def logprobs(batch: TensorDict) -> Tensor:

@@ -34,7 +34,7 @@ from rft.rollout.engine.base import Engine, EngineContext
 from rft.rollout.engine.texts import stop_tokens
 from rft.rollout.environment.options import Environments
 from rft.rollout.sampler import Sampler
-from rft.setup.constraints import check_engine_model, engine_options
+from rft.setup.constraints import check_engine_model, check_forbidden, engine_options
 from rft.setup.parts import READERS, check_config, check_steps, starts_as_policy
 from rft.setup.renamed import renamed_keys
 from rft.setup.row_checks import check_rows
@@ -285,9 +285,12 @@ class Components:
         context = self.check.parts["model_config"].get_text_config().max_position_embeddings
         return EpisodeAnswerer(self.environments, encoder, sampler, context)
 
-    def check_engine_model(self, config: PretrainedConfig) -> None:
-        """See `check_engine_model`."""
+    def check_engine_model(
+        self, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, processor: MediaProcessor | None
+    ) -> None:
+        """See `check_engine_model` and `check_forbidden`."""
         check_engine_model(self.engine, config)
+        check_forbidden(self.engine, config, tokenizer, None if processor is None else processor.facts)
 
     def engine_dtype(self) -> str:
         """The name of the dtype in which the engine computes."""

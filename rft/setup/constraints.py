@@ -12,9 +12,11 @@ from typing import Any
 
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
+from rft.actor.forward.vocabulary import forbidden_tokens, vocabulary_size
 from rft.actor.init import CLASSIFIERS
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.options import AlgorithmOptions
+from rft.batch.encoded import MediaFacts
 from rft.data.base import SourceFacts
 from rft.data.rows.mixture import Mixture
 from rft.registry import Target, did_you_mean
@@ -159,6 +161,20 @@ def engine_options(
 def check_engine_model(engine: Target, config: PretrainedConfig) -> None:
     """Checks that an engine can run the model with this config; see `Engine.check_model`."""
     engine.factory.check_model(engine.options, config)
+
+
+def check_forbidden(
+    engine: Target, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, media: MediaFacts | None
+) -> None:
+    """Checks that the engine can forbid all ids that cannot follow; see `forbidden_tokens`."""
+    most = engine.factory.facts.most_forbidden
+    forbidden = forbidden_tokens(config.get_text_config().vocab_size, tokenizer, media)
+    if most is not None and len(forbidden) > most:
+        raise ValueError(
+            f"actor.path: {len(forbidden):,} ids of the model have no token or stand for media, and "
+            f"{engine.factory.__name__} forbids at most {most:,}; set rollout=hf, or give the model "
+            f"{vocabulary_size(tokenizer):,} rows with resize_token_embeddings of transformers and save it"
+        )
 
 
 def check_engine(rollout: Rollout, engine: Target, actor: Target, processor: Target | None, strategy: Target) -> None:

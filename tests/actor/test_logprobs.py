@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from rft.actor import logprobs as module
 from rft.actor.forward import logit_blocks
 from rft.actor.forward.logit_blocks import LogitShape
+from rft.actor.forward.vocabulary import FORBIDDEN, forbidden_logits
 from rft.actor.logprobs import token_logprobs, top_logprobs
 from tests.actor.forward.tensor_cores import TensorCores
 
@@ -92,9 +93,27 @@ def test_scaled_and_capped_logits_have_the_values_and_gradients_of_log_softmax(b
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
     gradients = [torch.autograd.grad(out[0].sum() + 0.3 * out[1].sum(), leaves) for out in (found, expected)]
     torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-10)
-    ids, likeliest = top_logprobs(*leaves, 0.7, 4, V, shape, forbidden)
+    ids, likeliest = top_logprobs(*leaves, 0.7, 4, shape, forbidden)
     torch.testing.assert_close(likeliest, logp.gather(1, ids.long()), rtol=1e-6, atol=1e-6)
     assert not {3, 70, 149} & set(ids.flatten().tolist())
+
+
+@pytest.mark.parametrize("first", [70, 140])
+def test_ids_that_cannot_follow_are_in_no_sum(blocks, first):
+    """From the second block on, or in the last one alone; 100 and 145 can follow."""
+    leaves, targets = inputs()
+    tokens = [token for token in range(first, V) if token not in (100, 145)]
+    follow = torch.tensor([token for token in range(V) if token not in tokens])
+    targets = targets.where(torch.isin(targets, follow), 145)
+    forbidden = forbidden_logits(tokens, V, torch.device("cpu"))
+    found = token_logprobs(*leaves, targets, 0.7, True, True, forbidden=forbidden)
+    logp = (torch.nn.functional.linear(*leaves)[:, follow] / 0.7).log_softmax(-1)
+    chosen = torch.searchsorted(follow, targets)
+    expected = [logp.gather(-1, chosen[:, None])[:, 0], -(logp.exp() * logp).sum(-1), (2 * logp).exp().sum(-1)]
+    torch.testing.assert_close(list(found), expected, rtol=1e-12, atol=1e-12)
+    mine, theirs = (torch.autograd.grad(out[0].sum() + 0.3 * out[1].sum(), leaves) for out in (found, expected))
+    torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-11)
+    assert not mine[1][tokens].any() and not mine[2][tokens].any()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 1.7])
@@ -121,9 +140,11 @@ def test_several_targets_of_each_distribution(blocks):
 
 @pytest.mark.parametrize(("count", "among"), [(5, V), (70, V), (V, V), (5, 66), (66, 66)])
 def test_the_likeliest_tokens_are_those_of_log_softmax(blocks, count, among):
+    """Also where the vocabulary ends with ids that have no token: they are not in the softmax."""
     leaves, _ = inputs()
-    ids, logprobs = top_logprobs(*leaves, 0.7, count, among)
-    values, expected = (torch.nn.functional.linear(*leaves) / 0.7).log_softmax(-1)[:, :among].topk(count)
+    forbidden = None if among == V else torch.full((V - among,), FORBIDDEN, dtype=F64)
+    ids, logprobs = top_logprobs(*leaves, 0.7, count, forbidden=forbidden)
+    values, expected = (torch.nn.functional.linear(*leaves) / 0.7)[:, :among].log_softmax(-1).topk(count)
     assert torch.equal(ids, expected.int()) and not logprobs.requires_grad
     torch.testing.assert_close(logprobs, values.detach(), rtol=1e-12, atol=1e-12)
 
@@ -255,7 +276,7 @@ def test_the_logits_are_never_held_whole(monkeypatch, vocabulary):
     with Largest() as mine:
         kept, (logprobs, entropy, _) = saved(lambda: token_logprobs(hidden, weight, None, targets, 0.9, True, True))
         (logprobs + entropy).sum().backward()
-        ids, _ = top_logprobs(hidden, weight, None, 0.9, 10, vocabulary)
+        ids, _ = top_logprobs(hidden, weight, None, 0.9, 10)
         token_logprobs(hidden, weight, None, ids.long(), 0.9, False)[0].sum().backward()
     assert mine.nbytes == cap >= 4 * vocabulary * D
     assert kept <= max(4 * vocabulary * D, 8 * n * D)
@@ -295,7 +316,7 @@ def test_sixteen_bits_on_a_gpu_are_multiplied_as_they_are(monkeypatch, dtype, te
     expected = logp.gather(-1, targets[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
     with TensorCores() as forward:
         found = token_logprobs(*leaves, targets, temperature, True, shape=shape, device_type="cuda")[:2]
-        ids, likeliest = top_logprobs(*leaves, temperature, 4, V, shape, device_type="cuda")
+        ids, likeliest = top_logprobs(*leaves, temperature, 4, shape, device_type="cuda")
     assert forward.sixteen == [(dtype, dtype, torch.float32)] * 2 * 3 and not forward.thirty_two
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, check_dtype=False)
     torch.testing.assert_close(likeliest, logp.gather(1, ids.long()), rtol=1e-5, atol=1e-5, check_dtype=False)

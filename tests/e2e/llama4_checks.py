@@ -6,7 +6,6 @@ import pytest
 import torch
 from transformers import AutoModelForMultimodalLM
 
-from rft.actor.heads import LanguageNetwork
 from rft.actor.packing.attention import use_packed_attention
 from rft.data.encode.without_video import load_processor
 from rft.rollout.engine.base import Request
@@ -14,7 +13,7 @@ from rft.setup.assembly import Job
 from tests.actor.forward.test_backbone import by_the_model
 from tests.families import picture
 from tests.families.llama4 import llama4
-from tests.families.rows import batch_of, columns, encoder, rows
+from tests.families.rows import batch_of, columns, encoder, network_of, rows
 from tests.rollout.engine.test_hf_media import SAMPLING, engine_of
 
 
@@ -23,7 +22,7 @@ def test_log_probabilities(tmp_path):
     """Rows with one, none and two images: padded, in another order, beside the probe, and of the engine."""
     one = llama4()
     encode, given = encoder(one), rows(one)
-    network, batch = LanguageNetwork(one.model()), batch_of(encode, given)
+    network, batch = network_of(one.model(), encode), batch_of(encode, given)
     facts, mask = encode.media_facts, batch["loss_mask"]
     padded = columns(network, batch, facts)["logprobs"]
     expected = torch.cat([by_the_model(network, encode, row) for row in given])

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rft.actor.heads import LanguageNetwork
 from rft.data.encode.processor import RichText
 from rft.data.encode.processors import pretrained
 from rft.errors import Problems
@@ -15,7 +14,7 @@ from rft.setup.assembly import Job
 from tests.actor.forward.test_backbone import assert_packed_as_padded, by_the_model
 from tests.data.encode.test_media_files import movie
 from tests.families import family, frames
-from tests.families.rows import OMNI, batch_of, columns, encoder, rows
+from tests.families.rows import OMNI, batch_of, columns, encoder, network_of, rows
 from tests.families.video import READ, family_with_video
 from tests.rollout.engine.test_hf_media import SAMPLING, engine_of
 
@@ -31,7 +30,7 @@ def test_log_probabilities(name, tmp_path):
     """Rows with nothing, an image, a video and both: padded, packed, beside the probe, and of the engine."""
     one = family_with_video(name)
     encode, given = encoder(one), [rows(replace(one, kinds=("video",)))[0], *rows(one)]
-    network, batch = LanguageNetwork(one.model()), batch_of(encode, given)
+    network, batch = network_of(one.model(), encode), batch_of(encode, given)
     facts, mask = encode.media_facts, batch["loss_mask"]
     padded = columns(network, batch, facts)["logprobs"]
     expected = torch.cat([by_the_model(network, encode, row) for row in given])

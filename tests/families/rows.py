@@ -4,8 +4,11 @@ from typing import Any
 
 from tensordict import TensorDict
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from rft.actor.forward.media_inputs import MediaInputs, row_positions
+from rft.actor.forward.vocabulary import forbidden_tokens
+from rft.actor.heads import LanguageNetwork
 from rft.actor.packing.layout import PackedLayout
 from rft.actor.packing.micro_batches import forward_order
 from rft.batch.collate import collate
@@ -27,6 +30,14 @@ def encoder(family: Family) -> Encoder:
     """The encoder of chats for a family; its `processor` has the slots of the family's template."""
     processor = MediaProcessor(family.processor, slots_of_template(family.processor, family.kinds))
     return Encoder(processor.tokenizer, "chat", None, processor=processor)
+
+
+def network_of(model: PreTrainedModel, encode: Encoder) -> LanguageNetwork:
+    """The network of a run with this model and encoder."""
+    assert encode.processor is not None
+    rows = len(model.get_output_embeddings().weight)
+    forbidden = forbidden_tokens(rows, encode.processor.tokenizer, encode.media_facts)
+    return LanguageNetwork(model, forbidden=forbidden)
 
 
 def medium(family: Family, number: int) -> dict[str, Any]:

@@ -1,14 +1,18 @@
 """What a run refuses before a model is loaded, and how it stops where a number is not finite."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import Qwen3Config
 
 from rft.algorithm import ADVANTAGES, LOSSES
+from rft.data.encode.tokenizer import characters
 from rft.rollout.engine.hf import HFEngine
 from rft.setup.assembly import Job
+from tests.helpers import ALPHABET
 
 
 @pytest.fixture
@@ -42,6 +46,18 @@ def put(path, value):
 def test_a_number_out_of_its_range(refused):
     said = refused("algorithm.loss.clip_low=-0.2")
     assert said == "algorithm.loss.clip_low=-0.2: it must be at least 0"
+
+
+@pytest.mark.parametrize(("rows", "refuses"), [(19, False), (22, False), (23, True)])
+def test_more_ids_without_a_token_than_an_engine_forbids(rows, refuses, tiny, monkeypatch):
+    monkeypatch.setattr(HFEngine, "facts", replace(HFEngine.facts, most_forbidden=3))
+    model, tokenizer, job = Qwen3Config(vocab_size=rows), characters(alphabet=ALPHABET), Job(tiny())
+    if not refuses:
+        job.check_engine_model(model, tokenizer, None)
+        return
+    said = r"^actor\.path: 4 ids of the model .*, and HFEngine forbids at most 3; set .*, or give the model 19 rows "
+    with pytest.raises(ValueError, match=said):
+        job.check_engine_model(model, tokenizer, None)
 
 
 def test_dynamic_sampling_of_groups_of_one(refused):

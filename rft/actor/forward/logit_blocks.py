@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 BLOCK_ELEMENTS = {  # numbers of a block of logits or of head weights, by the type of the device
     "cpu": 2**23,  # 32 MiB in float32; malloc reuses no larger memory
@@ -49,7 +49,7 @@ class LogitBlocks:
         hidden: (N, D); weight: (V, D); bias: (V,) or None.
         temperature: divides the logits.
         shape: of the logits.
-        forbidden: (V,) is added to the logits; or None.
+        forbidden: (F,) is added to the last F logits; or None.
         device_type: as for `token_logprobs`.
 
     Attributes:
@@ -112,9 +112,19 @@ class LogitBlocks:
         return hidden.to(self.dtype) / self.divisor
 
     def shaping(self, part: slice) -> Shaping:
-        """What makes logits of the outputs of a block."""
-        bias, forbidden = (None if whole is None else whole[part] for whole in (self.bias, self.forbidden))
-        return bias, self.cap, forbidden
+        """What makes logits of the outputs of a block. A block in front of the first forbidden token gets no bias."""
+        return None if self.bias is None else self.bias[part], self.cap, self._forbidden(part)
+
+    def _forbidden(self, part: slice) -> Tensor | None:
+        """(v,) of a block; None where all of its tokens can follow."""
+        if self.forbidden is None:
+            return None
+        first = len(self.weight) - len(self.forbidden)
+        end = min(part.stop, len(self.weight))
+        if end <= first:
+            return None
+        own = self.forbidden[max(0, part.start - first) : end - first]
+        return nn.functional.pad(own, (end - part.start - len(own), 0))
 
 
 def on_tensor_cores(hidden: Tensor, weight: Tensor, device_type: str) -> bool:

@@ -13,8 +13,6 @@ from transformers import PreTrainedModel
 from rft.batch.encoded import EncodedText, MediaFacts
 from rft.batch.media import media_entries
 
-FORBIDDEN = -1e9  # added to the logit of a token that cannot follow: its probability is 0
-
 
 @dataclass(frozen=True)
 class MediaInputs:
@@ -98,14 +96,6 @@ def row_positions(
     return None if found is None else found[0][:, torch.tensor(rows).argsort()]
 
 
-def forbidden_logits(facts: MediaFacts | None, size: int, device: torch.device) -> Tensor | None:
-    """What is added to `size` logits so that placeholders have no probability; None without a processor."""
-    if facts is None:
-        return None
-    ids = torch.tensor([token for token in facts.placeholders if token < size], device=device)
-    return torch.zeros(size, device=device).index_fill_(0, ids, FORBIDDEN)
-
-
 def media_elements(batch: TensorDict) -> Tensor:
     """Floating-point numbers in the media of each row, (B,) float64."""
     entries = media_entries(batch)
@@ -117,8 +107,3 @@ def language_part(model: PreTrainedModel) -> nn.Module:
     """The part of a model that reads tokens, without towers of other media; the backbone of a text model."""
     part = model.get_decoder()
     return model.base_model if part is None or part is model else part
-
-
-def forbidden_bias(media: MediaFacts | None) -> dict[int, float]:
-    """What an engine adds to logits so that placeholders have no probability; empty for a model of text."""
-    return {} if media is None else dict.fromkeys(media.placeholders, FORBIDDEN)

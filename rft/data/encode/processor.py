@@ -60,8 +60,8 @@ class MediaProcessor:
 
     Attributes:
         slots: as given.
-        placeholders: ids of the tokens that stand for embeddings of media or enclose them; no text may contain them
-            otherwise.
+        placeholders: ids of the tokens that stand for embeddings of media or enclose them, also of types that the run
+            does not accept; no text may contain them otherwise.
         columns: names of the columns of tokens that the processor returns beside the ids.
         probe: a short text with one medium of each type, the same on every rank.
         tokenizer: of the policy.
@@ -75,7 +75,7 @@ class MediaProcessor:
     def __init__(self, processor: "ProcessorMixin", slots: Mapping[str, str]) -> None:
         self.tokenizer: PreTrainedTokenizerBase = processor.tokenizer
         self.slots = dict(slots)
-        tokens = {kind: str(vars(processor)[f"{kind}_token"]) for kind in slots}
+        tokens = placeholder_tokens(processor)
         self._markers = {kind: self._marker(slot, tokens[kind]) for kind, slot in slots.items()}
         self._plain = self._processor = processor
         every, media, after = "".join(slots.values()), self._probe_media(), self.tokenizer.eos_token * 3
@@ -284,10 +284,11 @@ class MediaProcessor:
         return int(self._processor.feature_extractor.sampling_rate)
 
     def _find_placeholders(self, tokens: Iterable[str], expanded: list[int]) -> list[int]:
-        """The ids of these tokens, and of the special tokens in expanded slots: some models count media by those around
-        their embeddings."""
+        """The ids of those of these tokens that the tokenizer has, and of the special tokens in expanded slots: some
+        models count media by those around their embeddings."""
+        vocabulary = self.tokenizer.get_vocab()
         special = set(self.tokenizer.all_special_ids) - {self.tokenizer.eos_token_id, self.tokenizer.unk_token_id}
-        return sorted({*self.tokenizer.convert_tokens_to_ids(list(tokens)), *(special & {*expanded})})
+        return sorted({*(vocabulary[token] for token in tokens if token in vocabulary), *(special & {*expanded})})
 
     def _probe_media(self) -> Parts:
         """One medium of each type."""
@@ -350,11 +351,17 @@ def refuse_media(messages: Messages) -> list[dict[str, Any]]:
     return [dict(message) for message in messages]
 
 
+def placeholder_tokens(processor: "ProcessorMixin") -> dict[str, str]:
+    """The token that stands for the embeddings of each type of media that the processor names, taken here or not."""
+    tokens = {kind: vars(processor).get(f"{kind}_token") for kind in KINDS}
+    return {kind: str(token) for kind, token in tokens.items() if token is not None}
+
+
 def slots_of_template(processor: "ProcessorMixin", kinds: Sequence[str]) -> dict[str, str]:
     """What the chat template of a processor writes for each type of media; its placeholder where it has no template."""
     found = {}
     for kind in kinds:
-        found[kind] = str(vars(processor)[f"{kind}_token"])
+        found[kind] = placeholder_tokens(processor)[kind]
         if processor.chat_template is not None:
             parts = [{"type": "text", "text": "before"}, {"type": kind}, {"type": "text", "text": "behind"}]
             text = processor.apply_chat_template([{"role": "user", "content": parts}], tokenize=False)

@@ -2,8 +2,7 @@
 
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
-from rft.data.encode.parts import KINDS
-from rft.data.encode.processor import MediaProcessor, slots_of_template
+from rft.data.encode.processor import MediaProcessor, placeholder_tokens, slots_of_template
 from rft.data.encode.without_video import VIDEO, load_processor, video_part, without_video
 from rft.ranges import PositiveFloat, PositiveInt
 
@@ -47,7 +46,7 @@ def media_processor(
         ValueError: no processor can be loaded; begins with the path.
     """
     processor = load_processor(path, trust_remote_code)
-    kinds = [kind for kind in KINDS if f"{kind}_token" in vars(processor)]
+    kinds = list(placeholder_tokens(processor))
     if "video" in kinds and not _takes_video(processor):
         kinds.remove("video")
     if not kinds:

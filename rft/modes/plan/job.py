@@ -10,6 +10,7 @@ import torch
 from transformers import PretrainedConfig
 
 from rft.actor.base import ModelContext, TrainableModel
+from rft.actor.forward.vocabulary import vocabulary_size
 from rft.actor.init import init_without_loading, read_config
 from rft.algorithm.roles import POLICY
 from rft.data.base import given_texts
@@ -87,7 +88,7 @@ class PlanJob(Job):
         else:
             self._prompt_tokens = plan.prompt_tokens
             # a new model has the vocabulary size of the tokenizer
-            self._vocabulary = 0 if self.run.actor["model_config"] is None else len(self.tokenizer.build())
+            self._vocabulary = 0 if self.run.actor["model_config"] is None else vocabulary_size(self.tokenizer.build())
         # A sampled step holds everything that a step of given texts does, and more.
         self.source.options = self.source.factory.always_sampled(self.source.options)
 
@@ -111,7 +112,7 @@ class PlanJob(Job):
     def _read(self) -> None:
         """Reads the data to find the longest prompt."""
         loaded = self.load(self.ranks)
-        self._vocabulary = len(loaded.tokenizer)
+        self._vocabulary = vocabulary_size(loaded.tokenizer)
         self._held_out = max((-(-len(rows) // self.ranks) for rows in loaded.held_out.values()), default=0)
         self.check.make("prompt_tokens", partial(self._longest, loaded))
         self.check.end()
@@ -216,7 +217,7 @@ def _check_epochs(epochs: float | None) -> Iterator[str]:
 
 def _read_model_config(actor: dict[str, Any], tokenizer: Target) -> PretrainedConfig:
     """The config of the policy; a new model has the vocabulary of the tokenizer."""
-    vocabulary = 0 if actor["model_config"] is None else len(tokenizer.build())
+    vocabulary = 0 if actor["model_config"] is None else vocabulary_size(tokenizer.build())
     trusted = actor["trust_remote_code"]
     config = read_config(actor["path"], actor["model_config"], vocabulary, POLICY, trusted, media=False)
     check_loadable(config, actor["path"], actor["head"], POLICY, reads_weights=False)

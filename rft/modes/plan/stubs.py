@@ -26,6 +26,7 @@ class StubTokenizer:
     """
 
     eos_token_id = pad_token_id = 0
+    is_fast = True
     added_tokens_decoder: Mapping[int, Any] = MappingProxyType({})
 
     def __init__(self, size: int) -> None:
@@ -33,6 +34,10 @@ class StubTokenizer:
 
     def __len__(self) -> int:
         return self._size
+
+    def get_vocab(self) -> dict[str, int]:
+        """The ids by their numbers."""
+        return {str(number): number for number in range(self._size)}
 
     def batch_decode(self, rows: Sequence[Any], **options: Any) -> list[str]:
         """An empty text for each row."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from rich.console import Console
 
+from rft.actor.forward.vocabulary import vocabulary_size
 from rft.actor.init import meta_model, read_config
 from rft.actor.lora.stored import find_adapter
 from rft.data.encode.tokenizer import pretrained
@@ -52,7 +53,8 @@ def serve_model(parts: Components, console: Console) -> None:
     if path is None:
         assert tokenizer is not None
         model = output / "engine"
-        model_config = read_config(None, run.actor["model_config"], len(tokenizer), "actor", media=media is not None)
+        size = vocabulary_size(tokenizer)
+        model_config = read_config(None, run.actor["model_config"], size, "actor", media=media is not None)
         write_model_folder(meta_model(model_config), tokenizer, model, media)
     else:
         named = parts.tokenizer.options

@@ -12,6 +12,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
 )
 
+from rft.actor.forward.vocabulary import forbidden_tokens
 from rft.actor.init import language_model_class, own_class
 from rft.actor.model import end_tokens
 from rft.batch.encoded import EncodedText
@@ -162,10 +163,12 @@ class WritingJudge(Judge):
         return scores
 
     def _configure(self, model: PreTrainedModel) -> None:
+        media = None if self._processor is None else self._processor.facts
+        forbidden = forbidden_tokens(len(model.get_output_embeddings().weight), self._tokenizer, media)
         model.generation_config = GenerationConfig(
             do_sample=False,
             max_new_tokens=self._new,
             eos_token_id=sorted({*end_tokens(model, self._tokenizer), self._encoder.end}),
             pad_token_id=self._pad,
-            suppress_tokens=None if self._processor is None else list(self._processor.placeholders),
+            suppress_tokens=list(forbidden) or None,
         )

@@ -77,6 +77,7 @@ class EngineFacts:
         takes_media: it samples from prompts with media.
         has_processor: it expands the slots of media by a processor of its own, from `EncodedText.raw`.
         masks_padding: where a processor pads media, its model leaves out the padding.
+        most_forbidden: the largest number of ids that a request may exclude; None for any.
     """
 
     samples: bool = True
@@ -85,6 +86,7 @@ class EngineFacts:
     takes_media: bool = False
     has_processor: bool = False
     masks_padding: bool = True
+    most_forbidden: int | None = None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from torch.profiler import record_function
 from transformers import Cache, PreTrainedConfig, PreTrainedTokenizerBase
 
 from rft.actor.forward.logit_blocks import LogitBlocks, on_tensor_cores
-from rft.actor.forward.media_inputs import MediaInputs, forbidden_logits, own_positions
+from rft.actor.forward.media_inputs import MediaInputs, own_positions
+from rft.actor.forward.vocabulary import forbidden_logits, forbidden_tokens
 from rft.actor.init import meta_model
 from rft.actor.model import end_tokens, expanded_zero
 from rft.batch.encoded import EncodedText, as_encoded
@@ -66,6 +67,7 @@ class HFEngine(Engine):
         vars(head)["forward"] = lambda states: logits(states[:, -1:])  # not every class takes `logits_to_keep`
         self.tokenizer = context.tokenizer
         self.media = context.media
+        self.forbidden = forbidden_tokens(len(head.weight), context.tokenizer, context.media)
         self.max_rows = max_rows
         self.cuda_graphs = cuda_graphs
         self.version = 0
@@ -192,7 +194,7 @@ class HFEngine(Engine):
         longest = len(prompts[-1])
         padding = [longest - len(prompt) for prompt, count in zip(prompts, copies, strict=True) for _ in range(count)]
         rows = Rows.of(padding, seeds, limits, deltas, logits.device)
-        forbidden = forbidden_logits(self.media, logits.shape[-1], logits.device)
+        forbidden = forbidden_logits(self.forbidden, logits.shape[-1], logits.device)
         kind = StaticDecoder if self.cuda_graphs else Decoder
         decoder = kind(self.model, cache, rows, longest, sampling, forbidden)
         decoder.take(logits.repeat_interleave(samples, dim=0), sampling.first())

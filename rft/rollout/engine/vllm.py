@@ -8,7 +8,7 @@ import contextlib
 import importlib.util
 import os
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rft.actor.forward.media_inputs import forbidden_bias
+from rft.actor.forward.vocabulary import FORBIDDEN, forbidden_tokens
 from rft.actor.loading.checkpoint_names import checkpoint_names, renamed
 from rft.actor.lora.adapters import LoraWeights
 from rft.actor.model import end_tokens
@@ -28,7 +28,7 @@ from rft.rollout.engine.expanded import check_expanded
 from rft.rollout.engine.model_folder import write_model_folder
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.engine.texts import in_order, make_completion
-from rft.rollout.engine.vllm_checks import check_sampling, check_speculation, unloaded
+from rft.rollout.engine.vllm_checks import MOST_BIASED, check_sampling, check_speculation, unloaded
 from rft.rollout.engine.vllm_lora import KEYS, check_adapters, refused, replace_adapter, room
 from rft.rollout.engine.vllm_media import check_attention, media_arguments, vllm_prompt
 from rft.rollout.engine.vllm_memory import cache_arguments
@@ -78,7 +78,7 @@ class VLLMEngine(ServableEngine):
         ValueError: vLLM does not support the options, or the media of this family on this device; names the key.
     """
 
-    facts = EngineFacts(takes_arguments=True, takes_media=True, has_processor=True)
+    facts = EngineFacts(takes_arguments=True, takes_media=True, has_processor=True, most_forbidden=MOST_BIASED)
 
     def __init__(
         self,
@@ -109,7 +109,8 @@ class VLLMEngine(ServableEngine):
         self._params = vllm.SamplingParams
         self._media = context.media
         self._names = checkpoint_names(model)
-        self._forbidden = forbidden_bias(context.media) or None
+        forbidden = forbidden_tokens(len(model.get_output_embeddings().weight), tokenizer, context.media)
+        self._forbidden = dict.fromkeys(forbidden, FORBIDDEN) or None
         if current_platform.is_cpu():
             from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
@@ -179,10 +180,12 @@ class VLLMEngine(ServableEngine):
             )
 
     @staticmethod
-    def server_api(engine_args: dict[str, Any], media: MediaFacts | None = None) -> ServerApi:
+    def server_api(
+        engine_args: dict[str, Any], media: MediaFacts | None = None, forbidden: Sequence[int] = ()
+    ) -> ServerApi:
         from rft.rollout.server.vllm import VLLMApi
 
-        return VLLMApi(engine_args, media)
+        return VLLMApi(engine_args, media, forbidden)
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Loads the tensors into vLLM's layers and drops cached prefixes.

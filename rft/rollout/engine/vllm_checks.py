@@ -7,6 +7,7 @@ from rft.remote.http_client import ServerClient
 from rft.rollout.engine.sampling import Sampling
 
 COLDEST, HOTTEST = 0.01, 2.0  # vLLM raises a lower temperature, and refuses a higher one
+MOST_BIASED = 1024  # entries of a logit_bias that its workers on a GPU take (MAX_NUM_LOGIT_BIAS_TOKENS)
 SPECULATES = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
 
 

@@ -63,14 +63,22 @@ class TokenLogprobs:
         logprobs = torch.tensor([number for pairs in top for _, number in pairs], dtype=torch.float32)
         return cls(torch.tensor(own), ids.view(len(top), count), logprobs.view(len(top), count))
 
-    def lacking(self, known: int, count: int) -> int:
-        """How many more tokens a request needs, at least, to return `count` ids below `known` at every position."""
-        return max(0, count - int((self.ids < known).sum(-1).min()))
+    def lacking(self, following: Tensor, count: int) -> int:
+        """How many more tokens a request needs, at least, to return `count` ids that can follow at every position.
 
-    def restrict(self, known: int, count: int) -> "TokenLogprobs":
-        """Keeps the `count` most likely tokens with ids below `known`."""
-        order = (self.ids >= known).int().argsort(dim=-1, stable=True)[:, :count]
+        Args:
+            following: (V,) bool, the ids that can follow.
+        """
+        return max(0, count - int(self._follow(following).sum(-1).min()))
+
+    def restrict(self, following: Tensor, count: int) -> "TokenLogprobs":
+        """Keeps the `count` most likely tokens that can follow."""
+        order = (~self._follow(following)).int().argsort(dim=-1, stable=True)[:, :count]
         return TokenLogprobs(self.own, self.ids.gather(-1, order), self.logprobs.gather(-1, order))
+
+    def _follow(self, following: Tensor) -> Tensor:
+        """(N, K) bool: which of `ids` can follow."""
+        return (self.ids < len(following)) & following[self.ids.long().clamp(max=len(following) - 1)]
 
 
 class PromptLogprobs(Protocol):

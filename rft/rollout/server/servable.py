@@ -1,6 +1,7 @@
 """Engines whose kind of model server `mode=serve` can start."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 from rft.batch.encoded import MediaFacts
@@ -13,10 +14,13 @@ class ServableEngine(Engine):
 
     @staticmethod
     @abstractmethod
-    def server_api(engine_args: dict[str, Any], media: MediaFacts | None = None) -> ServerApi:
+    def server_api(
+        engine_args: dict[str, Any], media: MediaFacts | None = None, forbidden: Sequence[int] = ()
+    ) -> ServerApi:
         """How such a server is started and called.
 
         Args:
             engine_args: `rollout.engine_args`, the flags of the servers that are started.
             media: of the policy's processor; None for a model of text.
+            forbidden: ids that the servers never sample; see `forbidden_tokens`.
         """

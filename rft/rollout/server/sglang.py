@@ -7,13 +7,14 @@ processor pads, whose padding SGLang 0.5.15 computes.
 """
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
-from rft.actor.forward.media_inputs import forbidden_bias
+from rft.actor.forward.vocabulary import FORBIDDEN
 from rft.batch.encoded import MediaFacts, as_encoded
 from rft.remote.http_client import PROBE_S, RequestRefused, ServerClient
 from rft.remote.requests import Call
@@ -85,9 +86,11 @@ class SGLangServers(ServersEngine):
         options["servers"].check_installed("sglang", "scripts/install_sglang_cpu.sh")
 
     @staticmethod
-    def server_api(engine_args: dict[str, Any], media: MediaFacts | None = None) -> ServerApi:
+    def server_api(
+        engine_args: dict[str, Any], media: MediaFacts | None = None, forbidden: Sequence[int] = ()
+    ) -> ServerApi:
         """See `ServableEngine.server_api`."""
-        return SGLangApi(engine_args, media)
+        return SGLangApi(engine_args, forbidden)
 
     def generate(
         self, requests: list[Request], sampling: Sampling, on_completion: OnCompletion | None = None
@@ -109,7 +112,7 @@ class SGLangApi:
 
     Args:
         engine_args: flags of a server that the run starts: `context_length: 2048` is `--context-length 2048`.
-        media: of the policy's processor; None for a model of text.
+        forbidden: ids that are never sampled.
 
     Raises:
         ValueError: the run itself sets one of the arguments; names it.
@@ -117,10 +120,10 @@ class SGLangApi:
 
     rollout = "sglang"
 
-    def __init__(self, engine_args: dict[str, Any], media: MediaFacts | None = None) -> None:
+    def __init__(self, engine_args: dict[str, Any], forbidden: Sequence[int] = ()) -> None:
         if reserved := sorted(RESERVED & engine_args.keys()):
             raise ValueError(f"rollout.engine_args.{reserved[0]}: the run itself sets this argument; take it out")
-        self._forbidden = forbidden_bias(media)
+        self._forbidden = dict.fromkeys(forbidden, FORBIDDEN)
         self._engine_args = engine_args
         self._groups: dict[ServerClient, str] = {}
         self._started: set[tuple[str, int]] = set()  # host and port of servers that `command` starts

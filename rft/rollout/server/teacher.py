@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Annotated, Any, ClassVar
 
+import torch
 from tensordict import TensorDict
 from transformers import PreTrainedTokenizerBase
 
 from rft.actor.base import ColumnModel, Columns, ModelContext
+from rft.actor.forward.vocabulary import forbidden_tokens, vocabulary_size
 from rft.conditions import ReadWith
 from rft.distributed import World
 from rft.errors import Checks
@@ -31,7 +33,7 @@ class ServedTeacher(ColumnModel):
         context: supplied by the run.
         addresses: host:port of each server. All serve one model.
         token: the name of the environment variable with their key, or null where they need none.
-        top_k: the number of most likely tokens that are kept of a distribution; all of a smaller vocabulary.
+        top_k: the number of most likely tokens that are kept of a distribution; all where fewer can follow.
         others: see `ServerPolicy`.
     """
 
@@ -55,9 +57,11 @@ class ServedTeacher(ColumnModel):
         )
         self._servers = [Server(client, float(concurrency)) for client in clients_of(addresses, token)]
         self._apis: dict[ServerClient, PromptLogprobs] = {}
-        self._known = len(context.tokenizer) or top_k  # mode=plan may run without a tokenizer
-        self._top_k = min(top_k, self._known)
-        self._most, self._spare = most_requested(top_k, self._known), 0
+        size = vocabulary_size(context.tokenizer) or top_k  # mode=plan may run without a tokenizer
+        self._following = torch.ones(size, dtype=torch.bool)
+        self._following[list(forbidden_tokens(size, context.tokenizer, context.media))] = False
+        self._top_k = min(top_k, int(self._following.sum()))
+        self._most, self._spare = most_requested(top_k, size), 0
 
     @classmethod
     def check(
@@ -135,13 +139,13 @@ class ServedTeacher(ColumnModel):
             requests = [[LogprobRequest(text, count, self._apis) for text in group] for group in together.values()]
             answers = await self._balancer().run(requests)
             for text, answer in zip(chain(*together.values()), chain(*answers), strict=True):
-                if not (lacking := answer.lacking(self._known, top_k)):
-                    found[text] = answer.restrict(self._known, top_k)
+                if not (lacking := answer.lacking(self._following, top_k)):
+                    found[text] = answer.restrict(self._following, top_k)
                     del wanted[text]
                 elif count == self._most:
                     raise ValueError(
                         f"{KEY}.top_k={top_k}: of the {count} most likely tokens of the served model {lacking} too "
-                        f"many are beyond the {self._known} of actor.tokenizer; lower it"
+                        f"many are beyond the {int(self._following.sum())} of actor.tokenizer; lower it"
                     )
                 self._spare = max(self._spare, 2 * lacking)
             count = self._most

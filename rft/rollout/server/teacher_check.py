@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from rft.actor.forward.vocabulary import vocabulary_size
 from rft.errors import Problems, messages_of
 from rft.remote.http_client import PROBE_S, BadResponse, RequestRefused, ServerClient, deadline, key_named
 from rft.rollout.server.prompt_logprobs import PromptLogprobs, Text, TokenLogprobs, identify
@@ -39,7 +40,7 @@ async def check_servers(options: dict[str, Any], tokenizer: PreTrainedTokenizerB
         ValueError: a server cannot be the teacher; names it, and the cure.
     """
     messages: list[str] = []
-    first, known = None, len(tokenizer)
+    first, known = None, vocabulary_size(tokenizer)
     text = Text(tuple(range(min(known, SAMPLE))), 1)
     for client in clients_of(options["addresses"], options["token"]):
         api = await _up(client, options)
@@ -86,7 +87,7 @@ async def _up(client: ServerClient, options: dict[str, Any]) -> PromptLogprobs:
 
 async def _check_tokens(client: ServerClient, api: PromptLogprobs, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raises a ValueError where the server decodes the policy's tokens to other text; whitespace is not compared."""
-    tokens = list(range(len(tokenizer)))
+    tokens = sorted({*tokenizer.get_vocab().values()})
     try:
         answer = await client.post("/detokenize", {"tokens": tokens, "skip_special_tokens": False})
     except RequestRefused as error:

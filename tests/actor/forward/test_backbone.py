@@ -5,12 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rft.actor.forward.media_inputs import FORBIDDEN
-from rft.actor.heads import LanguageNetwork
+from rft.actor.forward.vocabulary import FORBIDDEN
 from rft.actor.packing.attention import use_packed_attention
 from rft.actor.packing.layout import pack_layout
 from tests.families import family
-from tests.families.rows import OMNI, PACKED, READ, batch_of, columns, encoder, inputs_of, rows
+from tests.families.rows import OMNI, PACKED, READ, batch_of, columns, encoder, inputs_of, network_of, rows
 
 ONE_KIND = [(OMNI, ("image",)), (OMNI, ("audio",))]  # by default its rows have both
 
@@ -19,7 +18,7 @@ def made(name, kinds=None):
     """A network, its encoder, the rows with media of these kinds and their batch."""
     one = family(name)
     encode, given = encoder(one), rows(replace(one, kinds=kinds or one.kinds))
-    return LanguageNetwork(one.model()), encode, given, batch_of(encode, given)
+    return network_of(one.model(), encode), encode, given, batch_of(encode, given)
 
 
 @torch.no_grad()

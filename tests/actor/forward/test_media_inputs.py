@@ -1,4 +1,4 @@
-"""What a forward reads of media: tensors, positions and forbidden logits; and which part of a model reads text."""
+"""What a forward reads of media: tensors and positions; and which part of a model reads text."""
 
 import pytest
 import torch
@@ -6,9 +6,7 @@ from tensordict import TensorDict
 
 from rft.actor.forward.backbone import run_backbone
 from rft.actor.forward.media_inputs import (
-    FORBIDDEN,
     MediaInputs,
-    forbidden_logits,
     language_part,
     media_elements,
     own_positions,
@@ -40,14 +38,6 @@ def test_the_tensors_of_the_probe_follow_those_of_the_rows():
     assert torch.equal(beside["pixel_values"][:3], without["pixel_values"]) and len(beside["pixel_values"]) == 4
     alone = MediaInputs({}, facts, with_probe=True).all_tensors(torch.float32, CPU)
     assert torch.equal(alone["pixel_values"], facts.probe.media["pixel_values"])
-
-
-def test_forbidden_tokens_have_no_probability():
-    facts = encoder(family("llava")).media_facts
-    added = forbidden_logits(facts, 120, CPU)
-    assert added.nonzero()[:, 0].tolist() == facts.placeholders and added.min() == FORBIDDEN
-    assert float((torch.zeros(120) + added).softmax(0)[facts.placeholders].sum()) == 0.0
-    assert forbidden_logits(None, 120, CPU) is None
 
 
 def test_only_rows_with_media_of_such_a_model_have_positions_of_their_own():

@@ -56,6 +56,26 @@ def test_turns_of_a_dialogue_train_and_keep_their_media():
     assert spoken.replace(encode.processor.tokenizer.eos_token, "|") == "two|two|"
 
 
+UNTAKEN = {"qwen2_5_vl": "<|video_pad|>", "internvl": "<video>", "qwen2_5_omni_thinker": "<|VIDEO|>", "smolvlm": None}
+
+
+@pytest.mark.parametrize(("name", "token"), UNTAKEN.items())
+def test_placeholders_of_media_that_the_run_does_not_take(name, token):
+    """A text may quote them, and they count as no medium. SmolVLM names one that its tokenizer lacks."""
+    one = family(name)
+    encode = encoder(one)
+    tokenizer, processor = one.processor.tokenizer, encode.processor
+    assert "video" not in processor.slots and tokenizer.unk_token_id not in processor.placeholders
+    if token is None:
+        assert one.processor.video_token not in tokenizer.get_vocab()
+        return
+    assert tokenizer.convert_tokens_to_ids(token) in processor.placeholders
+    quoted, plain = (encode.prompt({"prompt": f"say {text}!"}) for text in (token, "it"))
+    assert token in tokenizer.decode(quoted) and not set(quoted) & set(processor.placeholders)
+    for name in processor.columns:
+        assert set(quoted.column(name)) == set(plain.column(name)) == {0}
+
+
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "internvl", "gemma3", "qwen2_audio", "qwen2_5_omni_thinker"])
 def test_a_quoted_placeholder_is_spelled(name):
     one = family(name)

@@ -46,7 +46,7 @@ class Dialect(VLLMApi):
 
 class Servers(VLLMServers):
     @staticmethod
-    def server_api(engine_args, media=None):
+    def server_api(engine_args, media=None, forbidden=()):
         return Dialect(engine_args)
 
 

@@ -116,6 +116,7 @@ def test_a_judge_that_writes_reads_the_media_of_a_row_and_writes_no_placeholder(
     term._grade = lambda text: float(seen.append(text) or len(seen))
     reward.score(RESPONSES, given)
     forbidden = list(term._processor.placeholders)
+    assert tokenizer.convert_tokens_to_ids("<|video_pad|>") in forbidden
     expected = {
         tokenizer.decode(
             model.generate(

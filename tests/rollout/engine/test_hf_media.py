@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from rft.actor.heads import LanguageNetwork
 from rft.actor.model import empty_like
 from rft.batch.collate import collate
 from rft.batch.media import media_entries
@@ -14,7 +13,7 @@ from rft.rollout.engine.base import EngineContext, Request
 from rft.rollout.engine.hf import HFEngine
 from rft.rollout.engine.sampling import Sampling
 from tests.families import family
-from tests.families.rows import READ, columns, encoder, rows
+from tests.families.rows import READ, columns, encoder, network_of, rows
 
 SAMPLING = Sampling(max_new_tokens=6, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, stop=[], first_token=None)
 
@@ -52,7 +51,7 @@ def test_the_log_probabilities_of_the_engine_are_those_of_the_trainer(name, tmp_
     )  # fmt: skip
     batch["loss_mask"] = batch["response_mask"]
     assert len({id(entry) for entry in media_entries(batch)}) == 3  # rows of a group share their media
-    logprobs = columns(LanguageNetwork(model), batch, encode.media_facts)["logprobs"]
+    logprobs = columns(network_of(model, encode), batch, encode.media_facts)["logprobs"]
     mask = batch["response_mask"]
     torch.testing.assert_close(logprobs[mask], batch["rollout_logprobs"][mask], rtol=0, atol=1e-5)
     [alone] = engine.generate([requests[2]], SAMPLING)
@@ -69,6 +68,6 @@ def test_a_token_that_is_forbidden_is_not_sampled_where_it_is_the_likeliest(tmp_
     [completions] = engine.generate([Request(prompts[0], list(range(64)))], SAMPLING)
     sampled = {token for completion in completions for token in completion.tokens}
     assert not sampled & set(encode.processor.placeholders)
-    engine.media = None
+    engine.forbidden = ()
     [completions] = engine.generate([Request(prompts[0], list(range(64)))], SAMPLING)
     assert {token for completion in completions for token in completion.tokens} & set(encode.processor.placeholders)

@@ -60,7 +60,7 @@ def make_engine(world, server_api, folder: Path, servers=(), model=None, **chang
 
     class Kind(ServersEngine):
         @staticmethod
-        def server_api(engine_args, media=None):
+        def server_api(engine_args, media=None, forbidden=()):
             return server_api
 
     return Kind(engine_context(model, word_tokenizer(40), folder, world), Servers(**options))

@@ -3,21 +3,28 @@
 import logging
 import threading
 import time
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
 import torch
 
 from rft.batch.encoded import EncodedText, RawText
+from rft.distributed import start
 from rft.registry import convert
 from rft.remote.server_process import free_port
+from rft.rollout.engine.base import Request
 from rft.rollout.engine.expanded import OtherPrompt
 from rft.rollout.server.options import Servers
+from rft.rollout.server.sglang import SGLangServers
+from rft.rollout.server.vllm import VLLMServers
 from tests.conftest import SOON_S
 from tests.families import family
+from tests.helpers import engine_context
 from tests.remote.test_process_supervisor import await_that
 from tests.rollout.server.fake_server import FakeServer
-from tests.rollout.server.scripted import ASK, OPTIONS, SAMPLING, Announced, requests, right, said, weights
+from tests.rollout.server.scripted import ASK, OPTIONS, SAMPLING, Announced, plain_model, requests, right, said, weights
+from tests.rollout.word_models import word_tokenizer
 
 FAULTS = ["drop", "lose", "twice", "late", "garbage", "no http", "cut", "corrupt", 429, 503, 500, "never", "old", "nan"]
 FAULTS += ["long", "abort"]
@@ -51,6 +58,16 @@ def test_every_sample_comes_once_and_in_order(kind, fakes, engine):
     assert all(server.samples for server in servers), "both work"
     assert set((servers[0].samples + servers[1].samples).values()) == {2}, "once a version"
     assert samples.health() == {"retries": 0.0, "hedged": 0.0}
+
+
+@pytest.mark.parametrize("kind", [VLLMServers, SGLangServers])
+def test_a_request_excludes_the_ids_that_have_no_token(kind, fakes, tmp_path):
+    """The model has 40 rows for 37 words."""
+    servers = Servers(**OPTIONS | {"addresses": [server.address for server in fakes(1)]})
+    context = engine_context(plain_model(), word_tokenizer(37), tmp_path, start("cpu"))
+    with closing(kind(context, servers, **({"merge_lora": True} if kind is VLLMServers else {}))) as engine:
+        [request] = engine._sample_requests(Request([3], [1]), SAMPLING)
+    assert request.post.body["sampling_params"]["logit_bias"] == {37: -1e9, 38: -1e9, 39: -1e9}
 
 
 def test_servers_get_the_names_of_checkpoints(kind, fakes, engine):

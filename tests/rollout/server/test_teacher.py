@@ -15,6 +15,7 @@ from rft.rollout.server.teacher import ServedTeacher
 from rft.setup.assembly import Job
 from tests.conftest import SOON_S
 from tests.helpers import token_batch, yaml_options
+from tests.rollout.media import MEDIA
 from tests.rollout.server.fake_teacher import ASK, FakeTeacher, distributions
 
 WORDS = characters(**yaml_options("actor/tokenizer/characters.yaml"))
@@ -99,6 +100,15 @@ def test_the_columns_are_those_of_the_distributions_of_the_tokens_that_the_polic
     same(served.compute(asked, ("logprobs",), 1.0), right(asked))
     assert {number for server in servers for (_, number) in server.asked} == {0}
     assert all(server.asked for server in servers), "both work"
+
+
+def test_placeholders_of_media_are_none_of_the_likeliest(taught):
+    """The policy gives them no probability, so a divergence from the teacher would be as large as their bias."""
+    context, asked = ModelContext("teacher", start("cpu"), None, WORDS, 0, media=MEDIA), batch()
+    found = ServedTeacher(context, **options(taught(vocabulary=KNOWN), top_k=KNOWN)).compute(asked, ALL, 1.0)
+    keep = asked["loss_mask"]
+    assert set(found["top_ids"][keep].flatten().tolist()) == set(range(KNOWN)) - set(MEDIA.placeholders)
+    assert found["top_ids"].shape[-1] == KNOWN - 2
 
 
 @pytest.mark.parametrize(

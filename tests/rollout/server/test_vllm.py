@@ -163,15 +163,15 @@ def test_a_request_says_how_every_token_is_drawn_and_ends():
 
 def test_a_prompt_with_media_is_sent_with_urls_and_comes_back():
     prompt = ServerPrompt([4, 9, 5], {"image": ["data:a", "data:b"], "audio": ["data:c"]})
-    body = VLLMApi({}, MEDIA).request(prompt, 1, 9, [1], how()).body
+    body = VLLMApi({}, MEDIA, (8, 9)).request(prompt, 1, 9, [1], how()).body
     assert (body["token_ids"], body["return_token_ids"]) == ([4, 9, 5], True)
     assert body["content_parts"] == [
         {"type": "image_url", "url": "data:a"}, {"type": "image_url", "url": "data:b"},
         {"type": "audio_url", "url": "data:c"},
     ]  # fmt: skip
-    assert body["sampling_params"]["logit_bias"] == {9: -1e9, 8: -1e9}, "placeholders are never sampled"
-    text = VLLMApi({}, MEDIA).request(ServerPrompt([4]), 1, 9, [1], how()).body
-    assert "content_parts" not in text and text["sampling_params"]["logit_bias"] == {9: -1e9, 8: -1e9}
+    assert body["sampling_params"]["logit_bias"] == {8: -1e9, 9: -1e9}
+    text = VLLMApi({}, MEDIA, (8, 9)).request(ServerPrompt([4]), 1, 9, [1], how()).body
+    assert "content_parts" not in text and text["sampling_params"]["logit_bias"] == {8: -1e9, 9: -1e9}
     assert VLLMApi({}).parse(answer() | {"prompt_token_ids": [4, 9, 9, 5]}).prompt == [4, 9, 9, 5]
 
 

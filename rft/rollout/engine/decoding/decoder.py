@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.profiler import record_function
 from transformers import Cache, PreTrainedModel
 
+from rft.actor.forward.vocabulary import forbid_
 from rft.rollout.engine.decoding.cuda_graph import CudaGraph
 from rft.rollout.engine.decoding.rows import Rows
 from rft.rollout.engine.decoding.step_attention import attends_by_step, step_obstacle
@@ -28,7 +29,7 @@ class Decoder:
         rows: all rows of the wave.
         prompt: tokens of the longest prompt.
         sampling: how tokens are drawn.
-        forbidden: (V,) added to logits; None: no token is forbidden.
+        forbidden: see `forbidden_logits`.
 
     Attributes:
         ahead: steps after which the engine looks which rows have ended. Tokens behind an end have no use.
@@ -79,8 +80,7 @@ class Decoder:
     def _take(self, logits: Tensor, sampling: Sampling) -> None:
         column = self._place - (self.prompt - 1)
         with record_function("logits"):  # mode=plan counts what is allocated under this label
-            logits = logits if self.forbidden is None else logits + self.forbidden
-            tokens, logprobs = draw(logits, self.rows.streams, column, sampling)  # (R,)
+            tokens, logprobs = draw(forbid_(logits, self.forbidden), self.rows.streams, column, sampling)  # (R,)
         self.tokens[self.rows.numbers, column] = tokens
         self.logprobs[self.rows.numbers, column] = logprobs
         self.rows.tokens.copy_(tokens)
