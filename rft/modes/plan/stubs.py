@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rft.algorithm.roles import POLICY
 from rft.batch.encoded import EncodedText
+from rft.batch.thoughts import PromptThoughts
 from rft.batch.scores import Scores, Scoring, ScoringAtEnd
 from rft.data.encode.encoder import Encoder
 from rft.rollout.engine.base import Completion, Engine, OnCompletion, Request
@@ -26,6 +27,7 @@ class StubTokenizer:
     """
 
     eos_token_id = pad_token_id = 0
+    unk_token_id = None
     added_tokens_decoder: Mapping[int, Any] = MappingProxyType({})
 
     def __init__(self, size: int) -> None:
@@ -33,6 +35,10 @@ class StubTokenizer:
 
     def __len__(self) -> int:
         return self._size
+
+    def decode(self, ids: Sequence[int], **options: Any) -> str:
+        """An empty text."""
+        return ""
 
     def batch_decode(self, rows: Sequence[Any], **options: Any) -> list[str]:
         """An empty text for each row."""
@@ -48,6 +54,7 @@ class StubEncoder(Encoder):
 
     def __init__(self, prompt: int, answer: int) -> None:
         self.processor = None
+        self.thoughts = PromptThoughts(StubTokenizer(1))
         self.end = 0
         self.prompt_tokens = prompt
         self.answer_tokens = answer
