@@ -90,7 +90,7 @@ class Trajectory:
     def fields(self) -> dict[str, Any]:
         """What rewards and logs read: the row of the data set, the field `episode` where there is one, and the field
         `prompt_opens` where the prompt of the text ends in a thought."""
-        found = {} if self.episode is None else {EPISODE: self.episode}
+        found: dict[str, Any] = {} if self.episode is None else {EPISODE: self.episode}
         if self.finish is not None and self.finish.prompt_opens is not None:
             found[PROMPT_OPENS] = self.finish.prompt_opens
         return self.row | found if found else self.row

@@ -145,9 +145,7 @@ class Calls:
         reading: which part of a response the term gets; None: all.
     """
 
-    def __init__(
-        self, runner: Runner, size: int | None, tries: int, collective: bool, reading: Reading | None
-    ) -> None:
+    def __init__(self, runner: Runner, size: int | None, tries: int, collective: bool, reading: Reading | None) -> None:
         assert not collective or (size is None and tries == 1), "all ranks make as many calls"
         self._runner = runner
         self._reading = reading

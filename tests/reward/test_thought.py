@@ -70,7 +70,7 @@ def test_rules_about_the_form_see_the_mark_of_the_prompt():
 
 def test_other_rules_see_the_response():
     letters = {"scripts": ["latin"], "without_letters": 0.0}
-    assert score_of("script", "да no</think>no", OPENED, **letters) == pytest.approx(9 / 11)  # noqa: RUF001
+    assert score_of("script", "да no</think>no", OPENED, **letters) == pytest.approx(9 / 11)
     seen = []
 
     def own(response, row):
@@ -121,12 +121,24 @@ def test_the_options_of_the_reward_hold_for_all_terms():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("gsm8k", {"reasoning": ["<think>"]}, r"reward\.terms\.gsm8k\.reasoning=\['<think>'\]: write the tags before and"),
+        (
+            "gsm8k",
+            {"reasoning": ["<think>"]},
+            r"reward\.terms\.gsm8k\.reasoning=\['<think>'\]: write the tags before",
+        ),
         ("gsm8k", {"reasoning": ["", "</think>"]}, r"reward\.terms\.gsm8k\.reasoning=.*: write the tags before and"),
         ("gsm8k", {"reasoning": "none"}, r"reward\.terms\.gsm8k\.reasoning: expected list\[str\], got 'none'"),
         ("gsm8k", {"prompt_opens": "yes"}, r"reward\.terms\.gsm8k\.prompt_opens: expected true or false, got 'yes'"),
-        ("gsm8k", {"prompt_opens": True, "reasoning": []}, r"gsm8k\.prompt_opens=true: reward\.terms\.gsm8k\.reasoning="),
-        ("repetition", {"prompt_opens": True}, r"reward\.terms\.repetition\.prompt_opens: this term gets whole responses"),
+        (
+            "gsm8k",
+            {"prompt_opens": True, "reasoning": []},
+            r"gsm8k\.prompt_opens=true: reward\.terms\.gsm8k\.reas",
+        ),
+        (
+            "repetition",
+            {"prompt_opens": True},
+            r"reward\.terms\.repetition\.prompt_opens: this term gets whole",
+        ),
     ],
 )
 def test_options_that_cannot_be(name, options, message):

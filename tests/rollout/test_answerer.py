@@ -1,4 +1,4 @@
-"""The rewards of an answer know whether the prompt of it opened a thought: in one turn, in a forced stop, in episodes."""
+"""The rewards of an answer know whether its prompt opened a thought: in one turn, in a forced stop, in episodes."""
 
 import pytest
 

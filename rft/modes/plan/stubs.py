@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rft.algorithm.roles import POLICY
 from rft.batch.encoded import EncodedText
-from rft.batch.thoughts import PromptThoughts
 from rft.batch.scores import Scores, Scoring, ScoringAtEnd
+from rft.batch.thoughts import PromptThoughts
 from rft.data.encode.encoder import Encoder
 from rft.rollout.engine.base import Completion, Engine, OnCompletion, Request
 from rft.rollout.engine.sampling import Sampling

@@ -33,9 +33,7 @@ def _written(row: Mapping[str, Any], strip: bool) -> list[str]:
     return [answer, f"\n {answer} \n"] if strip else [answer]
 
 
-@REWARDS.register(
-    "exact_match", reads=("answer",), thoughts="skip", extract=_whole, gold=gold_text, writes=_written
-)
+@REWARDS.register("exact_match", reads=("answer",), thoughts="skip", extract=_whole, gold=gold_text, writes=_written)
 def exact_match(response: str, row: Mapping[str, Any], *, strip: bool) -> float:
     """1 where the response is the row's `answer`, else 0.
 
