@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from rft.batch.encoded import as_encoded
-from rft.batch.entries import EPISODE
+from rft.batch.entries import EPISODE, PROMPT_OPENS
 from rft.batch.media import join_media
 from rft.batch.turn_columns import turn_column
 
@@ -58,10 +58,13 @@ class Finish:
     Attributes:
         reason: `stop` at an end token or a stop string, `length` at the cap on new tokens.
         text: what rewards read, without special tokens: everything behind the prompt; of an episode the last answer.
+        prompt_opens: the mark of the thought in which the prompt of this text ends, see `PromptThoughts`; None where
+            it ends in none.
     """
 
     reason: Literal["stop", "length"]
     text: str
+    prompt_opens: str | None = None
 
 
 @dataclass(frozen=True)
@@ -85,14 +88,24 @@ class Trajectory:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What rewards and logs read: the row of the data set, and the field `episode` where there is one."""
-        return self.row if self.episode is None else self.row | {EPISODE: self.episode}
+        """What rewards and logs read: the row of the data set, the field `episode` where there is one, and the field
+        `prompt_opens` where the prompt of the text ends in a thought."""
+        found: dict[str, Any] = {} if self.episode is None else {EPISODE: self.episode}
+        if self.finish is not None and self.finish.prompt_opens is not None:
+            found[PROMPT_OPENS] = self.finish.prompt_opens
+        return self.row | found if found else self.row
 
     @property
     def text(self) -> str:
         """What rewards read of a sampled text."""
         assert self.finish is not None, "a given text has no finish"
         return self.finish.text
+
+    @property
+    def last_prompt(self) -> list[int]:
+        """The tokens before the last answer of `segments`; none without an answer."""
+        starts = [number for number, segment in enumerate(self.segments) if segment.starts_turn]
+        return [token for segment in self.segments[: starts[-1] if starts else 0] for token in segment.tokens]
 
     @property
     def turns(self) -> int:

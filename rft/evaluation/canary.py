@@ -86,11 +86,12 @@ class CanaryProbe:
             Request(prompt, [row_seed(seed, index, sample) for sample in range(samples)])
             for prompt, index in zip(self._encoder.prompts(rows), indices, strict=True)
         ]
-        done = itertools.count(1)
+        done, thoughts = itertools.count(1), self._encoder.thoughts
         with progress("canary tasks", len(self._rows) * samples) as show:
             completions = self._sampler.generate(requests, self._sampling, lambda *_: show(next(done)))
         texts = [completion.text for group in completions for completion in group]
-        answered = [row for row in rows for _ in range(samples)]
+        fields = [row | thoughts.entry(request.prompt) for row, request in zip(rows, requests, strict=True)]
+        answered = [row for row in fields for _ in range(samples)]
         scores = self._reward.score(texts, answered)
         right = self._reward.accuracies(scores.terms, answered).tolist()
         asked = [with_data_urls(row)["prompt"] for row in rows]

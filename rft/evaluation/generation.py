@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from rft.batch.entries import EPISODE, UNSCORED
+from rft.batch.entries import EPISODE, PROMPT_OPENS, UNSCORED
 from rft.batch.scores import mean_of_scored, number_or_none
 from rft.batch.trajectory import Trajectory
 from rft.data.rows.lazy import Rows
@@ -34,6 +34,7 @@ class PromptAnswers:
         right: the accuracy of every answer.
         terms: the value of each reward term on every answer.
         episode: the record of the first one, if it is an episode.
+        prompt_opens: of every answer, the mark of the thought in which its prompt ends, or None.
     """
 
     texts: list[str]
@@ -41,7 +42,8 @@ class PromptAnswers:
     extracted: list[str | None]
     right: list[float]
     terms: dict[str, list[float]]
-    episode: dict[str, Any] | None = None
+    episode: dict[str, Any] | None
+    prompt_opens: list[str | None]
 
 
 @dataclass
@@ -176,8 +178,8 @@ def split_answers(
     for group, counts in zip(texts, tokens, strict=True):
         part = slice(start, start + len(group))
         values = {name: column[part].tolist() for name, column in terms.items()}
-        episode = answered[start].get(EPISODE)
-        found.append(PromptAnswers(group, counts, extracted[part], right[part], values, episode))
+        episode, opens = answered[start].get(EPISODE), [row.get(PROMPT_OPENS) for row in answered[part]]
+        found.append(PromptAnswers(group, counts, extracted[part], right[part], values, episode, opens))
         start = part.stop
     return found
 

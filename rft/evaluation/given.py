@@ -1,8 +1,9 @@
 """Given responses to held-out prompts, which are scored as those that the model answers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from rft.batch.entries import PROMPT_OPENS
 from rft.data.rows.lazy import Rows
 from rft.distributed import World
 from rft.evaluation.base import Progress, RowEvaluator, collect, share
@@ -18,11 +19,15 @@ class GivenAnswers:
         response: that counts as the greedy answer; None if there are only samples.
         tokens: its number of tokens, None if it is not known.
         samples: further responses.
+        prompt_opens: the mark of the thought in which the prompt of the response ended; None where it ended in none.
+        samples_open: the same of each of the samples; empty where none is known.
     """
 
     response: str | None
     tokens: int | None
     samples: list[str]
+    prompt_opens: str | None = None
+    samples_open: list[str | None] = field(default_factory=list)
 
 
 class GivenEvaluator(RowEvaluator):
@@ -61,19 +66,30 @@ class GivenEvaluator(RowEvaluator):
                 if given[0].response is not None:
                     single = [[] if one.response is None else [one.response] for one in given]
                     tokens = [[] if one.tokens is None else [one.tokens] for one in given]
-                    greedy = self._score(rows, single, tokens)
+                    greedy = self._score(rows, single, tokens, [[one.prompt_opens] for one in given])
                 if given[0].samples:
-                    samples = self._score(rows, [one.samples for one in given], [[] for _ in given])
+                    opens = [one.samples_open for one in given]
+                    samples = self._score(rows, [one.samples for one in given], [[] for _ in given], opens)
                 show(len(rows))
             metrics = prompt_metrics(self._reward.accuracy, greedy, samples, *self._ks)
             results[name] = GenerationResult(rows, greedy, samples, metrics)
         return results
 
-    def _score(self, rows: Rows, texts: Sequence[list[str]], tokens: Sequence[list[int]]) -> list[PromptAnswers]:
+    def _score(
+        self,
+        rows: Rows,
+        texts: Sequence[list[str]],
+        tokens: Sequence[list[int]],
+        opens: Sequence[list[str | None]],
+    ) -> list[PromptAnswers]:
         """Scored answers of all rows in order, on every rank; each rank scores its share."""
         indices = share(self._world, rows)
         own = [texts[index] for index in indices]
-        answered = [rows[index] for index in indices for _ in texts[index]]
+        answered = [
+            rows[index] | ({} if mark is None else {PROMPT_OPENS: mark})
+            for index in indices
+            for _, mark in zip(texts[index], opens[index] or [None] * len(texts[index]), strict=True)
+        ]
         terms = self._reward.score([text for group in own for text in group], answered).terms
         answers = split_answers(self._reward, answered, own, [tokens[index] for index in indices], terms)
         return collect(self._world, dict(zip(indices, answers, strict=True)), len(rows))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rft.batch.entries import PROMPT_OPENS
 from rft.data.encode.media_folder import name_media
 from rft.data.rows.files import WHOLE, find_files
 from rft.data.rows.lazy import Row, Rows, place, subset
@@ -71,12 +72,13 @@ def _answers(row: Row, where: str) -> GivenAnswers:
             f"{where}: the field of the sampled responses is {samples!r:.80}, not a list; name another with "
             "evaluate.columns.samples, or set it to null"
         )
-    response, tokens = None, None
+    response, tokens, opens = None, None, row.get(PROMPT_OPENS)
     if (single := row.get("response")) is not None:
         if isinstance(single, list) and len(single) == 1:
             (single,) = single
         response = _text(single, where, "response")
         tokens = (single if isinstance(single, Mapping) else row).get("tokens")
+        opens = single.get(PROMPT_OPENS, opens) if isinstance(single, Mapping) else opens
     if response is None and not samples:
         known = ", ".join(row)
         raise ValueError(
@@ -84,7 +86,9 @@ def _answers(row: Row, where: str) -> GivenAnswers:
             "file>, or a list of sampled responses with +evaluate.columns.samples=<name in the file>"
         )
     texts = [_text(sample, where, "samples") for sample in samples or ()]
-    return GivenAnswers(response, tokens if isinstance(tokens, int) else None, texts)
+    marks = [one.get(PROMPT_OPENS) if isinstance(one, Mapping) else row.get(PROMPT_OPENS) for one in samples or ()]
+    tokens = tokens if isinstance(tokens, int) else None
+    return GivenAnswers(response, tokens, texts, opens, marks if any(marks) else [])
 
 
 def _text(value: Any, where: str, name: str) -> str:
@@ -174,7 +178,8 @@ def _combined(records: Sequence[Record], samples: int) -> GivenAnswers:
         texts = [record.answers.response for record in records if record.answers.response is not None]
         if len(texts) < len(records) or any(record.answers.samples for record in records):
             raise ValueError(f"{first}: {len(records)} lines answer one row; each must then have a single response")
-        answers = GivenAnswers(None, None, texts)
+        opens = [record.answers.prompt_opens for record in records]
+        answers = GivenAnswers(None, None, texts, None, opens if any(opens) else [])
     if len(answers.samples) != samples:
         raise ValueError(
             f"{first}: {len(answers.samples)} sampled responses of a row, but eval.samples={samples}; set "

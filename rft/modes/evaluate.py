@@ -14,6 +14,7 @@ from rich.table import Table
 from transformers import PretrainedConfig
 
 from rft.algorithm.roles import ROLES
+from rft.batch.entries import PROMPT_OPENS
 from rft.batch.scores import number_or_none
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths
@@ -189,14 +190,22 @@ def generated_rows(result: GenerationResult, reward: WeightedSum) -> list[dict[s
             answer |= {"response": greedy.texts[0], "extracted": greedy.extracted[0]}
             answer |= {"score": number_or_none(greedy.right[0])}
             answer |= {"tokens": greedy.tokens[0]} if greedy.tokens else {}
+            answer |= opened(greedy.prompt_opens[0])
         if result.samples:
             sampled = result.samples[number]
-            samples = zip(sampled.texts, sampled.extracted, map(number_or_none, sampled.right), strict=True)
+            scores = map(number_or_none, sampled.right)
+            samples = zip(sampled.texts, sampled.extracted, scores, sampled.prompt_opens, strict=True)
             answer["samples"] = [
-                {"response": text, "extracted": extracted, "score": score} for text, extracted, score in samples
+                {"response": text, "extracted": extracted, "score": score} | opened(mark)
+                for text, extracted, score, mark in samples
             ]
         rows.append(answer)
     return rows
+
+
+def opened(mark: str | None) -> dict[str, str]:
+    """The entry of an answer whose prompt ends inside of a thought, so that `evaluate.responses` scores it alike."""
+    return {} if mark is None else {PROMPT_OPENS: mark}
 
 
 def intervals(result: SetResult) -> dict[str, dict[str, list[float]]]:

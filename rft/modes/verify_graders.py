@@ -1,18 +1,22 @@
 """The part of `mode=verify` that certifies the terms of the reward on rows of the run's data sets."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from operator import or_
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rft.batch.entries import PROMPT_OPENS
 from rft.data.rows.lazy import PlacedRows, Row, Rows, load, place
 from rft.distributed import SINGLE_PROCESS
 from rft.modes.model import display
 from rft.reward.call import head
 from rft.reward.certificate.grader import GraderCertificate, Kind, certify, probes
+from rft.reward.compose import WeightedSum
 from rft.setup.components import Components
 from rft.setup.row_checks import check_rows
 
@@ -34,6 +38,7 @@ def certify_graders(job: Components, console: Console) -> bool:
     job.check.end()
     if not rows:
         return True
+    rows = _with_thoughts(job, rows, console)
     job.reward.leave_unscored()  # a finding, and not the end of the command
     with closing(job.reward) as reward:
         job.place_reward(job.join())
@@ -41,6 +46,8 @@ def certify_graders(job: Components, console: Console) -> bool:
         with display(SINGLE_PROCESS, console) as shown, shown.progress("verify the reward", 2 * len(texts)) as show:
             found = certify(reward, rows, texts, show)
     console.print(_table(found))
+    for line in _thoughts(reward, rows):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     for name, certificate in found.items():
         mark = ("✗ ", "bold red") if certificate.faults else ("✓ ", "green")
         console.print(Text.assemble(mark, f"reward.terms.{name}: {_verdict(certificate)}"))
@@ -72,14 +79,43 @@ def _training_rows(job: Components) -> Rows:
     return rows
 
 
+def _with_thoughts(job: Components, rows: PlacedRows, console: Console) -> PlacedRows:
+    """The rows with the entry `PROMPT_OPENS` where their rendered prompt ends inside of a thought."""
+    if not all("prompt" in row for row in rows):
+        return rows
+    try:
+        tokenizer = job.tokenizer.build()
+        encoder = job.make_encoder(tokenizer, job.make_processor(tokenizer))
+        entries = [encoder.thoughts.entry(prompt) for prompt in encoder.whole_prompts(rows)]
+    except ValueError as error:  # the terms can be certified without a prompt
+        console.print(f"thoughts: the prompts are not rendered: {error}", markup=False, soft_wrap=True)
+        return rows
+    return PlacedRows(zip(rows.places, map(or_, rows, entries), strict=True))
+
+
+def _thoughts(reward: WeightedSum, rows: Rows) -> Iterator[str]:
+    """How many prompts end inside of a thought, and how many responses to them the terms read in this way."""
+    marks = Counter(row[PROMPT_OPENS] for row in rows if PROMPT_OPENS in row)
+    opened = ", ".join(f"{count} with {mark}" for mark, count in marks.items())
+    yield f"thoughts: {marks.total()} of {len(rows)} prompts end inside of one{opened and f' ({opened})'}"
+    for name in reward.names:
+        own = [(callers[name].reading, row) for row in rows if name in (callers := reward.callers_of(row))]
+        begun = sum(reading.kind != "keep" and reading.opened(row) is not None for reading, row in own)
+        if begun:
+            yield f"    reward.terms.{name}: {begun} of {len(own)} responses begin inside of a thought"
+
+
 def _table(found: Mapping[str, GraderCertificate]) -> Table:
     title = "certificate of the reward: texts with the score that is right, of those whose score is known"
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE)
     table.add_column("term", overflow="fold")
-    for column in ("rows", "right answers", "other answers", "empty", "same score twice"):
+    kinds: dict[Kind, str] = {"gold": "right answers", "other": "other answers", "empty": "empty"}
+    if any(certificate.known["thought"] for certificate in found.values()):
+        kinds["thought"] = "answers in a thought"
+    for column in ("rows", *kinds.values(), "same score twice"):
         table.add_column(column, justify="right")
     for name, certificate in found.items():
-        held = [_share(certificate, kind) for kind in ("gold", "other", "empty")]
+        held = [_share(certificate, kind) for kind in kinds]
         table.add_row(name, str(certificate.rows), *held, f"{certificate.repeated}/{certificate.texts}")
     return table
 

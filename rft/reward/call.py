@@ -18,6 +18,7 @@ from rft.reward.sandbox.options import WorkerOptions
 from rft.reward.sandbox.workers.pool import IsolatedPool, IsolatedTerm
 from rft.reward.services.hosted import HostedTerm, HostOptions
 from rft.reward.term import Term, Unscored
+from rft.reward.thought import Reading, ThoughtOptions, split_node
 from rft.reward.workers import WorkerPool
 
 LARGEST_SCORE = 1e15  # the sum of the squares of a hundred million such scores is a float32 number
@@ -60,25 +61,36 @@ class Caller:
         failed: see `CallOptions`.
         workers, tries: see `CallOptions`.
         concurrent: several calls may run at the same time.
+        reading: which part of a response the term gets.
 
     Args:
         name: of the term.
         node: of the term in the yaml, without weight and call.
         call: of the term in the yaml.
         defaults: of the options that `call` leaves out.
+        thoughts: of the options of thoughts that the node leaves out.
 
     Raises:
         ValueError: the term is malformed, or an option cannot have an effect on it; names the key.
     """
 
-    def __init__(self, name: str, node: Mapping[str, Any], call: Mapping[str, Any], defaults: CallOptions) -> None:
+    def __init__(
+        self,
+        name: str,
+        node: Mapping[str, Any],
+        call: Mapping[str, Any],
+        defaults: CallOptions,
+        thoughts: ThoughtOptions,
+    ) -> None:
         self._key = f"reward.terms.{name}"
+        node, thoughts, own = split_node(node, thoughts, self._key)
         options = CallOptions(
             **take(merged(asdict(defaults), call), CallOptions, f"{self._key}.call", "the call of a reward term")
         )
         _check_before(node, options, call, self._key)
-        self.term, self.runner = _build(name, node, self._key, options)
+        self.term, self.runner = _build(name, node, self._key, options, thoughts)
         _check(self.term, options, call, self._key)
+        self.reading = Reading(self.term, thoughts, self._key, own)
         self.failed: Failed = options.failed
         self.workers = options.workers
         self.concurrent = options.workers != "inline" or self.term.awaits
@@ -88,7 +100,13 @@ class Caller:
 
     def begin(self) -> "Calls":
         """The calls of one round of responses."""
-        return Calls(self.runner, self.term.rows_per_call, self.tries, self.term.collective)
+        reading = None if self.workers == "http" else self.reading  # the servers read whole responses in the same way
+        return Calls(self.runner, self.term.rows_per_call, self.tries, self.term.collective, reading)
+
+    def extract(self, response: str, row: Mapping[str, Any]) -> str | None:
+        """The answer in a response to a row, see `Term.extract`; None where a thought of it does not end."""
+        text = self.reading.text(response, row)
+        return None if text is None else self.term.extract(text)
 
     def report(self, outcomes: Sequence[Any], responses: Sequence[str]) -> None:
         """Logs the first failure of each reason; with `failed=stop` a response without a score stops the run.
@@ -124,14 +142,17 @@ class Calls:
         size: most responses of one call; None: `finish` makes one call of all of them.
         tries: calls of one response until one succeeds.
         collective: every rank makes one call, also without responses.
+        reading: which part of a response the term gets; None: all.
     """
 
-    def __init__(self, runner: Runner, size: int | None, tries: int, collective: bool) -> None:
+    def __init__(self, runner: Runner, size: int | None, tries: int, collective: bool, reading: Reading | None) -> None:
         assert not collective or (size is None and tries == 1), "all ranks make as many calls"
         self._runner = runner
+        self._reading = reading
         self._size = size
         self._tries = tries
         self._collective = collective
+        self._unanswered: list[int] = []
         self._waiting: list[Job] = []
         self._running: list[tuple[list[Job], Future[Outcomes]]] = []
 
@@ -147,7 +168,11 @@ class Calls:
             number: of the response in the round.
             row: of the data set that it answers.
         """
-        self._waiting.append((number, response, row))
+        text = response if self._reading is None else self._reading.text(response, row)
+        if text is None:
+            self._unanswered.append(number)
+            return
+        self._waiting.append((number, text, row))
         if self._runner.beside and self._size is not None and len(self._waiting) >= self._size:
             self._submit()
 
@@ -157,12 +182,12 @@ class Calls:
             self._submit()
 
     def finish(self) -> dict[int, Any]:
-        """The outcome of every response by its number: a value, or `Unscored`.
+        """The outcome of every response by its number: a value, or `Unscored`; 0 for one without an answer.
 
         Raises:
             FunctionError: the term returned more or fewer values than there were responses.
         """
-        found: dict[int, Any] = {}
+        found: dict[int, Any] = dict.fromkeys(self._unanswered, 0.0)
         pauses = Backoff(*PAUSES_S)
         for attempt in range(1, self._tries + 1):
             self.start()
@@ -223,7 +248,9 @@ def merged(defaults: Mapping[str, Any], node: Mapping[str, Any]) -> dict[str, An
     return found
 
 
-def _build(name: str, node: Mapping[str, Any], key: str, options: CallOptions) -> tuple[Term, Runner]:
+def _build(
+    name: str, node: Mapping[str, Any], key: str, options: CallOptions, thoughts: ThoughtOptions
+) -> tuple[Term, Runner]:
     if options.workers == "sandbox":
         assert options.deadline_s is not None, "_check_before refuses None"
         pool = IsolatedPool(name, node, key, options.concurrency, options.deadline_s, options.sandbox)
@@ -232,7 +259,7 @@ def _build(name: str, node: Mapping[str, Any], key: str, options: CallOptions) -
     if options.workers == "process":
         return term, WorkerPool(name, node, key, options.concurrency, options.deadline_s)
     if options.workers == "http":
-        term = HostedTerm(term, name, node, f"{key}.call.http", options.http)
+        term = HostedTerm(term, name, {**node, **asdict(thoughts)}, f"{key}.call.http", options.http)
     if term.awaits:
         return term, LoopRunner(term, name, options.concurrency, options.deadline_s)
     return term, ThreadRunner(term, name) if term.threads else InlineRunner(term, name)

@@ -17,6 +17,7 @@ from rft.registry import convert, did_you_mean
 from rft.reward.call import LARGEST_SCORE, Caller, CallOptions, finish_all, head
 from rft.reward.route import Routes
 from rft.reward.term import Offload, Term, Unscored
+from rft.reward.thought import ThoughtOptions
 from rft.strategy.base import Strategy
 
 OWN = ("weight", "call", "gate", "clip")  # keys of a term that are not its options
@@ -76,6 +77,7 @@ class WeightedSum:
         route: the terms of each data source, see `Routes`.
         offload, shard: see the attributes.
         canary: see the attribute.
+        reasoning, prompt_opens: of terms that set no others, see `ThoughtOptions`.
 
     Raises:
         ValueError: a term is malformed, or `accuracy` is not a term; names the key.
@@ -91,6 +93,8 @@ class WeightedSum:
         offload: Offload,
         shard: bool,
         canary: CanaryOptions,
+        reasoning: list[str],
+        prompt_opens: bool | None,
     ) -> None:
         if not terms:
             raise ValueError("reward.terms is empty: a reward needs a term; choose reward/terms=[exact_match]")
@@ -101,8 +105,8 @@ class WeightedSum:
         self.names = tuple(terms)
         self.max_unscored = max_unscored
         self.canary = canary
-        check = Checks()
-        self._terms = {name: check.attempt(_term, name, node, call, terms) for name, node in terms.items()}
+        check, thoughts = Checks(), ThoughtOptions(reasoning, prompt_opens)
+        self._terms = {name: check.attempt(_term, name, node, call, thoughts, terms) for name, node in terms.items()}
         check.end()
         self.weights = {name: term.weight for name, term in self._terms.items()}
         self.has_models = any(term.caller.term.has_model for term in self._terms.values())
@@ -152,9 +156,9 @@ class WeightedSum:
         """The terms by name."""
         return {name: self._term(name) for name in self.names}
 
-    def terms_of(self, row: Mapping[str, Any]) -> dict[str, Term]:
-        """The terms that score a row, by name."""
-        return {name: self._term(name) for name in self._routes.terms(row)}
+    def callers_of(self, row: Mapping[str, Any]) -> dict[str, Caller]:
+        """What calls the terms that score a row, by name."""
+        return {name: self._terms[name].caller for name in self._routes.terms(row)}
 
     def place(self, device: torch.device) -> None:
         """Sets the device of terms that are models.
@@ -238,8 +242,8 @@ class WeightedSum:
 
     def extract(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
         """The answer that the term of the accuracy extracts from each response; None where there is none."""
-        terms = [self._term(self._routes.accuracy(row)) for row in rows]
-        return [term.extract(response) for term, response in zip(terms, responses, strict=True)]
+        callers = [self._terms[self._routes.accuracy(row)].caller for row in rows]
+        return [one.extract(*pair) for one, *pair in zip(callers, responses, rows, strict=True)]
 
 
 class SumScoring(Scoring):
@@ -325,10 +329,12 @@ class SumScoring(Scoring):
         return total
 
 
-def _term(name: str, node: Mapping[str, Any], call: CallOptions, terms: Mapping[str, Any]) -> WeightedTerm:
+def _term(
+    name: str, node: Mapping[str, Any], call: CallOptions, thoughts: ThoughtOptions, terms: Mapping[str, Any]
+) -> WeightedTerm:
     key = f"reward.terms.{name}"
     options = {option: value for option, value in node.items() if option not in OWN}
-    caller = Caller(name, options, convert(node.get("call", {}), dict, f"{key}.call"), call)
+    caller = Caller(name, options, convert(node.get("call", {}), dict, f"{key}.call"), call, thoughts)
     gate = convert(node.get("gate"), str | None, f"{key}.gate")
     if gate is not None and (gate == name or gate not in terms):
         others = [other for other in terms if other != name]

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from rft.batch.entries import PROMPT_OPENS
 from rft.errors import naming
 from rft.registry import did_you_mean, import_named
 from rft.reward.route import SOURCE
@@ -70,7 +71,8 @@ def _trl(responses: Sequence[str], rows: Rows) -> dict[str, Any]:
     ]
     common = [name for name in rows[0] if name != "prompt" and all(name in row for row in rows)] if rows else []
     columns = {name: [row[name] for row in rows] for name in common}
-    return {**columns, "prompts": [row["prompt"] for row in rows], "completions": answers}
+    opened = [row.get(PROMPT_OPENS) for row in rows]
+    return {**columns, "prompts": [row["prompt"] for row in rows], "completions": answers, PROMPT_OPENS: opened}
 
 
 def _openrlhf(responses: Sequence[str], rows: Rows) -> dict[str, Any]:
@@ -99,7 +101,7 @@ class Signature:
 VERL = Signature("solution_strs", ("data_sources", "solution_strs", "ground_truths", "extra_infos"), False, _verl)
 LISTS = (
     VERL,
-    Signature("completions", ("prompts", "completions"), True, _trl),
+    Signature("completions", ("prompts", "completions", PROMPT_OPENS), True, _trl),
     Signature("queries", ("queries", "prompts", "labels"), False, _openrlhf),
 )
 TRL_ONLY = ("completion_ids", "trainer_state", "log_extra", "log_metric")  # parameters that get no value here

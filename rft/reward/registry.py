@@ -5,7 +5,8 @@ of the data set. Facts: `reads`, the fields of the row that it needs; `extract`,
 the answer in a response: equal answers have equal texts, for a majority vote; `gold`, f(row, options), which raises a
 ValueError if no response can be right: the run calls it for every row before it loads a model; `writes`,
 f(row, options) -> list of texts, right responses in several writings; `others`, the score of such a response on a row
-with another answer, see `Term`. mode=verify checks the last two.
+with another answer, see `Term`. mode=verify checks the last two. `thoughts` and `opening` say which part of a response
+with thoughts the function gets, see `Term`.
 """
 
 from rft.registry import Registry
@@ -18,4 +19,6 @@ REWARDS = Registry(
     gold=None,
     writes=None,
     others="zero",
+    thoughts="keep",
+    opening=None,
 )

@@ -15,6 +15,8 @@ class Rule(RowTerm):
         self.extracts = plugin.facts.extract is not None
         assert plugin.facts.others in ("zero", "less", "any"), f"{plugin.title} states others={plugin.facts.others!r}"
         self.others = plugin.facts.others
+        assert plugin.facts.thoughts in ("keep", "skip", "show"), f"{plugin.title}: thoughts={plugin.facts.thoughts!r}"
+        self.thoughts, self.opening = plugin.facts.thoughts, plugin.facts.opening
         self._plugin = plugin
 
     def check_row(self, row: Mapping[str, Any]) -> None:

@@ -41,6 +41,10 @@ class Term(ABC):
         has_model: `values` computes with a model on the device of the run.
         shards: `shard` can spread this model over the ranks.
         collective: `values` is a collective: every rank calls it once in each round of responses, also without any.
+        thoughts: what the term gets of a response with thoughts, see `rft.reward.thought`. `keep`: the response as it
+            is. `skip`: the answer, which is the text behind the thoughts; a response without one has the score 0, and
+            the term does not see it. `show`: the response, behind the opening mark if the prompt ends with one.
+        opening: with `show`, the mark that `prompt_opens=true` means; None: the first of `reasoning`.
         others: the score of a response that is right for a row with another answer: `zero`; `less` than 1, since a
             response may be right in part; `any`.
     """
@@ -54,6 +58,8 @@ class Term(ABC):
     has_model: ClassVar[bool] = False
     shards: ClassVar[bool] = False
     collective: bool = False
+    thoughts: Literal["keep", "skip", "show"] = "keep"
+    opening: str | None = None
     others: Literal["zero", "less", "any"] = "zero"
 
     def check(self) -> None:

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from rft.batch.trajectory import Trajectory
@@ -19,11 +20,18 @@ class Answerer(ABC):
 
     Attributes:
         episodes: an answer is an episode: it has any number of turns, and maybe several batch rows.
+
+    Args:
+        encoder: makes the prompt of a row.
+        sampler: samples.
     """
 
     episodes: ClassVar[bool] = False
 
-    @abstractmethod
+    def __init__(self, encoder: Encoder, sampler: Sampler) -> None:
+        self._encoder = encoder
+        self._sampler = sampler
+
     def answer(
         self,
         rows: Rows,
@@ -42,29 +50,44 @@ class Answerer(ABC):
             forced_stop: of answers that are too long; None: they end at the limit. In an episode each answer has it.
 
         Returns:
-            The trajectories of each row, in the order of its seeds.
+            The trajectories of each row, in the order of its seeds. `Finish.prompt_opens` is set.
         """
 
+        def announce_marked(number: int, sample: int, trajectory: Trajectory) -> None:
+            announce(number, sample, self._marked(trajectory))
 
-class SingleTurn(Answerer):
-    """One completion is the answer.
+        found = self._answer(rows, seeds, sampling, announce_marked, forced_stop)
+        return [[self._marked(trajectory) for trajectory in group] for group in found]
 
-    Args:
-        encoder: makes the prompt of a row.
-        sampler: samples.
-    """
-
-    def __init__(self, encoder: Encoder, sampler: Sampler) -> None:
-        self._encoder = encoder
-        self._sampler = sampler
-
-    def answer(
+    @abstractmethod
+    def _answer(
         self,
         rows: Rows,
         seeds: Sequence[list[int]],
         sampling: Sampling,
         announce: Announce,
-        forced_stop: ForcedStop | None = None,
+        forced_stop: ForcedStop | None,
+    ) -> list[list[Trajectory]]:
+        """`answer` without `Finish.prompt_opens`."""
+
+    def _marked(self, trajectory: Trajectory) -> Trajectory:
+        """A trajectory with the thought that the prompt of its last answer opens."""
+        opened, finish = self._encoder.thoughts.opened(trajectory.last_prompt), trajectory.finish
+        if opened is None or finish is None:
+            return trajectory
+        return replace(trajectory, finish=replace(finish, prompt_opens=opened))
+
+
+class SingleTurn(Answerer):
+    """One completion is the answer."""
+
+    def _answer(
+        self,
+        rows: Rows,
+        seeds: Sequence[list[int]],
+        sampling: Sampling,
+        announce: Announce,
+        forced_stop: ForcedStop | None,
     ) -> list[list[Trajectory]]:
         """See `Answerer.answer`."""
         requests = [Request(prompt, own) for prompt, own in zip(self._encoder.prompts(rows), seeds, strict=True)]

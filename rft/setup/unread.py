@@ -114,6 +114,9 @@ def unread_keys(parts: Parts) -> dict[str, str]:
     if not parts.reward.has_models:
         reason = "no term of the reward computes with a model of this process"
         found |= dict.fromkeys(("reward.offload", "reward.shard"), reason)
+    if all(term.thoughts == "keep" for term in parts.reward.terms.values()):
+        reason = "no term of the reward reads an answer, or the form of a response"
+        found |= dict.fromkeys(("reward.reasoning", "reward.prompt_opens"), reason)
     if not parts.reward.concurrent:
         found["reward.call.concurrency"] = "all terms are computed in the process of the run, one call at a time"
     for kind in ("sandbox", "http"):

@@ -9,6 +9,7 @@ from rft.reward.compose import CanaryOptions
 from rft.rollout.engine.base import Completion
 from rft.rollout.engine.sampling import Sampling
 from tests.reward.reward_of import reward_of
+from tests.rollout.contexts import NO_THOUGHTS
 
 ROWS = [{"prompt": f"{number} =", "answer": answer} for number, answer in enumerate(("even", "never", "odd"))]
 SAMPLED = Sampling(4, 0.7, 1.0, 0, 0.0, [], None)
@@ -16,6 +17,8 @@ EXACT = {"exact_match": {"name": "exact_match", "weight": 2.0, "strip": True}}
 
 
 class Encoder:
+    thoughts = NO_THOUGHTS
+
     def prompts(self, rows):
         return [[ROWS.index(row)] for row in rows]
 

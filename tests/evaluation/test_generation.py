@@ -13,7 +13,7 @@ from rft.evaluation.generation import GenerationEvaluator, GenerationOptions, me
 from rft.rollout.answerer import SingleTurn
 from rft.rollout.engine.base import Completion, row_seed
 from rft.rollout.engine.sampling import Sampling
-from tests.rollout.contexts import plain_scoring
+from tests.rollout.contexts import NO_THOUGHTS, plain_scoring
 
 ROWS = [{"prompt": f"{number}=", "answer": str(number)} for number in range(5)]
 GREEDY = Sampling(4, 0.0, 1.0, 0, 0.0, [], None)
@@ -22,6 +22,8 @@ SEED = 11
 
 
 class Encoder:
+    thoughts = NO_THOUGHTS
+
     def prompts(self, rows):
         return [[int(row["answer"])] for row in rows]
 

@@ -57,6 +57,24 @@ def test_the_numbers_are_those_of_the_evaluation(rescored, sampled, monkeypatch)
     assert "answers.jsonl" in printed and "95 % interval" in printed
 
 
+def test_responses_to_prompts_that_open_a_thought_are_scored_as_such(rescored, sampled, tmp_path):
+    """Of the first line the response and all samples answer right inside of a thought that does not end."""
+    rows = read(sampled / "answers.jsonl")[:2]
+    for row in rows:
+        row["response"] = str(row["answer"])
+        row["samples"] = [{"response": str(row["answer"])} for _ in row["samples"]]
+    opens = {"prompt_opens": "<think>"}
+    rows[0] |= opens | {"samples": [sample | opens for sample in rows[0]["samples"]]}
+    rows[1]["samples"][0] = {"response": f"hm</think>{rows[1]['answer']}", **opens}
+    _, answers, _ = rescored(write(tmp_path / "some.jsonl", rows), "evaluate.unanswered=skip")
+    assert [row["score"] for row in answers] == [0.0, 1.0]
+    assert [{sample["score"] for sample in row["samples"]} for row in answers] == [{0.0}, {1.0}]
+    assert [row.get("prompt_opens") for row in answers] == ["<think>", None]
+    assert [sample.get("prompt_opens") for sample in answers[1]["samples"]][:2] == ["<think>", None]
+    [first, second] = read(tmp_path / "run" / "rescored.jsonl")
+    assert first["samples"][0]["prompt_opens"] == "<think>" and "prompt_opens" not in second
+
+
 def test_the_order_of_the_lines_does_not_matter(rescored, sampled, tmp_path):
     rows = read(sampled / "answers.jsonl")
     report, answers, _ = rescored(write(tmp_path / "reversed.jsonl", rows[::-1]))

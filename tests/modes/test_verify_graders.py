@@ -53,6 +53,22 @@ def test_terms_that_servers_compute_are_certified(printed, monkeypatch):
         assert holds and "gsm8k 4 12/12 4/4 4/4 28/28" in text
 
 
+def test_the_prompts_that_open_a_thought_are_counted(printed, tmp_path):
+    template = tmp_path / "thinks.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}<think>")
+    run = ("reward/terms=[gsm8k,tags]", "reward.accuracy=gsm8k", f"data.template={template}")
+    run = (*run, "actor.tokenizer.alphabet='0123456789 +=<>think'")
+    holds, text = printed(*run)
+    assert holds and "thoughts: 6 of 6 prompts end inside of one (6 with <think>)" in text
+    assert "reward.terms.gsm8k: 6 of 6 responses" in text and "reward.terms.tags: 6 of 6 responses" in text
+    # 3 writings, another answer, an empty text, and the first writing in a thought that does not end; 3 other texts
+    assert "gsm8k 6 18/18 6/6 6/6 6/6 48/48" in text
+    holds, text = printed(*run, "reward.prompt_opens=false")
+    assert holds and "thoughts: 6 of 6 prompts" in text and "responses begin" not in text, "the option decides"
+    holds, text = printed(*run[:2])
+    assert holds and "thoughts: the prompts are not rendered: data.template=chat: the tokenizer has no chat" in text
+
+
 def test_a_reward_that_does_not_hold_is_shown_with_its_texts(printed, plugins_forgotten):
     register = REWARDS.register("inside", reads=("answer",), writes=lambda row: [f"It is {row['answer']}"])
     register(lambda response, row: float(str(row["answer"]) in response))

@@ -74,6 +74,14 @@ def test_trl_gets_columns_and_chats_and_may_leave_a_response_unscored():
     assert others["data_source"] == ["sums", "more"], "every field that all rows have is a column"
 
 
+def test_functions_see_the_thought_that_a_prompt_opens():
+    rows = [ROWS[0] | {"prompt_opens": "<think>"}, ROWS[1]]
+    user_functions.CALLS.clear()
+    reward_of({"a": {"function": "tests.reward.user_functions:trl", "weight": 1.0}}, "a").score(["2", "2"], rows)
+    assert user_functions.CALLS[0][3]["prompt_opens"] == ["<think>", None], "a column, also where some rows lack it"
+    assert term_of("of_the_thought").values(["2", "2"], rows) == [1.0, 0.0]
+
+
 def test_openrlhf_gets_the_contents_of_a_chat_as_text():
     row = {"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}], "label": "x"}
     assert term_of("openrlhf").values(["x"], [row])[0]["score"] == 1.0

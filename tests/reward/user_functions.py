@@ -33,6 +33,10 @@ def trl(prompts, completions, answer, **kwargs):
     return [None if text == "" else float(text == right) for text, right in zip(texts, answer, strict=True)]
 
 
+def of_the_thought(completions, prompt_opens):
+    return [float(mark == "<think>") for mark in prompt_opens]
+
+
 async def trl_async(completions, answer, **kwargs):
     await asyncio.sleep(0.01)
     return [float(text == right) for text, right in zip(completions, answer, strict=True)]

@@ -3,10 +3,14 @@
 from typing import Any
 
 from rft.batch.scores import Scores, ScoringAtEnd
+from rft.batch.thoughts import PromptThoughts
 from rft.distributed import World
+from rft.modes.plan.stubs import StubTokenizer
 from rft.rollout.answerer import SingleTurn
 from rft.rollout.source.base import RolloutContext
 from tests.helpers import source_context
+
+NO_THOUGHTS = PromptThoughts(StubTokenizer(1))  # of encoders without a tokenizer
 
 
 def rollout_context(

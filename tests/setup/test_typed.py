@@ -25,6 +25,10 @@ REFUSED = {  # overrides, the key that is refused, and the reason
     "algorithm.old_logprobs=rollout": (["algorithm/loss=nll"], "the loss 'nll' reads no old_logprobs"),
     "reward.terms.exact_match.weight=2": (["algorithm/loss=nll"], "nothing trains by the scores"),
     "reward.offload=disk": ([], "no term of the reward computes with a model of this process"),
+    "reward.prompt_opens=true": (
+        ["reward/terms=[repetition]", "reward.accuracy=repetition"],
+        "no term of the reward reads",
+    ),
     "reward.shard=true": ([], "no term of the reward computes with a model of this process"),
     "data.train_on=last": (["warmup=none"], "all texts that train are sampled"),
     "data.train.slips=0.5": (["warmup=none"], "nothing reads the field 'demonstration'"),

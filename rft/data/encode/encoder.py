@@ -14,6 +14,7 @@ from typing import Any, Literal
 from transformers import PreTrainedTokenizerBase
 
 from rft.batch.encoded import EncodedText, MediaFacts
+from rft.batch.thoughts import PromptThoughts
 from rft.data.encode.masks import SHOWN, answers, check_turns, check_unmarked, conversation, fates, join, text_fates
 from rft.data.encode.parts import text_of
 from rft.data.encode.processor import MediaProcessor, Parts, RichText, refuse_media
@@ -48,6 +49,7 @@ class Encoder:
         tools: the schemas of `tools`.
         end: the token that answers are trained to end with: that of the template, else that of the tokenizer.
         answers: of the assistant in the examples so far, by what became of them; see `masks.explain`.
+        thoughts: finds the thoughts that prompts open.
         made_of: everything that the token ids of a row depend on beside the files that `save` writes.
 
     Raises:
@@ -73,7 +75,7 @@ class Encoder:
                 raise ValueError(
                     f"data.{key} has no effect with data.template=none; set data.template=chat or remove it"
                 )
-        self._tokenizer = tokenizer
+        self._tokenizer, self.thoughts = tokenizer, PromptThoughts(tokenizer)
         self.chat = None if template == "none" else ChatTemplate(tokenizer, template, arguments)
         chat_end = None if self.chat is None else self.chat.end
         self.end: int = tokenizer.eos_token_id if chat_end is None else chat_end

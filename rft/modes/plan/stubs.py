@@ -11,6 +11,7 @@ from torch import Tensor
 from rft.algorithm.roles import POLICY
 from rft.batch.encoded import EncodedText
 from rft.batch.scores import Scores, Scoring, ScoringAtEnd
+from rft.batch.thoughts import PromptThoughts
 from rft.data.encode.encoder import Encoder
 from rft.rollout.engine.base import Completion, Engine, OnCompletion, Request
 from rft.rollout.engine.sampling import Sampling
@@ -27,6 +28,7 @@ class StubTokenizer:
 
     eos_token_id = pad_token_id = 0
     is_fast = True
+    unk_token_id = None
     added_tokens_decoder: Mapping[int, Any] = MappingProxyType({})
 
     def __init__(self, size: int) -> None:
@@ -38,6 +40,10 @@ class StubTokenizer:
     def get_vocab(self) -> dict[str, int]:
         """The ids by their numbers."""
         return {str(number): number for number in range(self._size)}
+
+    def decode(self, ids: Sequence[int], **options: Any) -> str:
+        """An empty text."""
+        return ""
 
     def batch_decode(self, rows: Sequence[Any], **options: Any) -> list[str]:
         """An empty text for each row."""
@@ -53,6 +59,7 @@ class StubEncoder(Encoder):
 
     def __init__(self, prompt: int, answer: int) -> None:
         self.processor = None
+        self.thoughts = PromptThoughts(StubTokenizer(1))
         self.end = 0
         self.prompt_tokens = prompt
         self.answer_tokens = answer

@@ -4,6 +4,7 @@ import importlib.util
 import signal
 import socket
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -12,6 +13,7 @@ from rft.modes.serve.key import RUN_VARIABLE, print_key, server_key
 from rft.reward.compose import OWN, WeightedSum
 from rft.reward.services.protocol import fingerprint
 from rft.reward.serving.limits import Limits
+from rft.reward.thought import ThoughtOptions, split_node
 from rft.setup.components import Components
 
 REPORTED = "drop_row"  # of `call.failed`: the answer has the reason, and the run that asked decides
@@ -99,7 +101,10 @@ def check_failed(node: Mapping[str, Any]) -> None:
 
 def fingerprints(node: Mapping[str, Any]) -> dict[str | None, str]:
     """The fingerprints of the terms of a reward by name, and of their sum, None; without the options of calls."""
-    terms = {name: {key: value for key, value in term.items() if key != "call"} for name, term in node["terms"].items()}
+    defaults, terms = ThoughtOptions(node["reasoning"], node["prompt_opens"]), {}
+    for name, term in node["terms"].items():
+        options, thoughts, _ = split_node(term, defaults, f"reward.terms.{name}")
+        terms[name] = {key: value for key, value in options.items() if key != "call"} | asdict(thoughts)
     own = {name: {key: value for key, value in term.items() if key not in OWN} for name, term in terms.items()}
     of_sum = fingerprint({"terms": terms, "route": node["route"]})
     return {**{name: fingerprint(options) for name, options in own.items()}, None: of_sum}

@@ -8,10 +8,10 @@ from typing import Literal
 
 from rft.batch.scores import Scores
 from rft.data.rows.lazy import Rows
+from rft.reward.call import Caller
 from rft.reward.compose import WeightedSum
-from rft.reward.term import Term
 
-Kind = Literal["gold", "other", "empty", "plain"]
+Kind = Literal["gold", "other", "empty", "thought", "plain"]
 PLAIN = "Let me think. It may be 5, so the answer is 5."  # for terms that no right response is known for
 CHUNK = 256  # texts that are scored at once
 
@@ -23,8 +23,8 @@ class Probe:
     Attributes:
         row: index of the row.
         response: the text.
-        kind: a right response of the row (`gold`), of a row with another answer (`other`), an empty text, or a text
-            whose score is not known (`plain`).
+        kind: a right response of the row (`gold`), of a row with another answer (`other`), an empty text, a right
+            answer inside of a thought that does not end (`thought`), or a text whose score is not known (`plain`).
         term: the term whose score is known; the others must only give it a score.
         expected: this score, `0`, `1` or `less than 1`.
     """
@@ -68,30 +68,34 @@ class GraderCertificate:
 
 def probes(reward: WeightedSum, rows: Rows) -> list[Probe]:
     """The texts of every row: an empty and a plain one, and for each of its terms those whose score is known."""
-    terms: dict[str, Term] = {}
+    callers: dict[str, Caller] = {}
     right: dict[str, dict[int, list[str]]] = {name: {} for name in reward.names}
     found = []
     for number, row in enumerate(rows):
         found += [Probe(number, text, "plain") for text in ("", PLAIN)]
-        for name, term in reward.terms_of(row).items():
-            terms[name] = term
-            if texts := list(term.gold_responses(row)):
-                right[name][number] = texts
+        for name, caller in reward.callers_of(row).items():
+            callers[name] = caller
+            if texts := caller.term.gold_responses(row):
+                right[name][number] = [caller.reading.answered(text, row) for text in texts]
+                if right[name][number][0] != texts[0]:  # the prompt opens a thought, which this text does not end
+                    found.append(Probe(number, texts[0], "thought", name, "0"))
     for name, by_row in right.items():
         for number, texts in by_row.items():
             found += [Probe(number, text, "gold", name, "1") for text in texts]
             if "" not in texts:
                 found.append(Probe(number, "", "empty", name, "0"))
-        if by_row and terms[name].others != "any":
-            expected = "0" if terms[name].others == "zero" else "less than 1"
-            found += [Probe(*pair, "other", name, expected) for pair in _of_other_rows(terms[name], by_row)]
+        if by_row and (others := callers[name].term.others) != "any":
+            expected = "0" if others == "zero" else "less than 1"
+            found += [Probe(*pair, "other", name, expected) for pair in _of_other_rows(callers[name], rows, by_row)]
     return found
 
 
-def _of_other_rows(term: Term, right: dict[int, list[str]]) -> Iterator[tuple[int, str]]:
+def _of_other_rows(caller: Caller, rows: Rows, right: dict[int, list[str]]) -> Iterator[tuple[int, str]]:
     """For each row a right response of the next row with another answer; its writing changes from row to row."""
     numbers = list(right)
-    answers = {number: {term.extract(text) or text for text in texts} for number, texts in right.items()}
+    answers = {
+        number: {caller.extract(text, rows[number]) or text for text in texts} for number, texts in right.items()
+    }
     for place, number in enumerate(numbers):
         following = numbers[place + 1 :] + numbers[:place]
         other = next((other for other in following if answers[other].isdisjoint(answers[number])), None)
@@ -117,7 +121,7 @@ def certify(
     again = _score(reward, rows, texts, lambda done: show(len(texts) + done))
     found = {}
     for name in reward.names:
-        own = [number for number, probe in enumerate(texts) if name in reward.terms_of(rows[probe.row])]
+        own = [number for number, probe in enumerate(texts) if name in reward.callers_of(rows[probe.row])]
         if own:
             found[name] = _certificate(name, own, texts, first, again)
     return found

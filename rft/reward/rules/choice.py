@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from rft.reward.registry import REWARDS
-from rft.reward.rules.math_check.answer import behind_reasoning, reasoning_fault
 
 # What may stand around a letter: "**B**", "(B)", "\boxed{B}", "\boxed{\text{B}}".
 OPEN = r"(?:\\boxed\{|\\text\{|[\s*_:($\[])*"
@@ -18,11 +17,10 @@ def _fault(options: Mapping[str, Any]) -> str | None:
         return f"letters={letters!r}: write the letters that there are to choose from, such as ABCD"
     if not all(markers):
         return f"markers: {markers!r} has one without text; write ['answer is', 'answer:']"
-    return reasoning_fault(options["reasoning"])
+    return None
 
 
-def _chosen(response: str, letters: str, markers: list[str], reasoning: list[str]) -> str | None:
-    response = behind_reasoning(response, reasoning)
+def _chosen(response: str, letters: str, markers: list[str]) -> str | None:
     letter = f"{OPEN}([{letters.upper()}]){CLOSE}"
     for marker in (r"\\boxed\{", *(rf"\b{re.escape(marker)}" for marker in markers)):
         if found := re.findall(f"(?i:{marker}){letter}", response):
@@ -47,8 +45,10 @@ def _written(row: Mapping[str, Any], letters: str, markers: list[str]) -> list[s
     return texts
 
 
-@REWARDS.register("choice", reads=("answer",), fault=_fault, extract=_chosen, gold=_gold, writes=_written)
-def choice(response: str, row: Mapping[str, Any], *, letters: str, markers: list[str], reasoning: list[str]) -> float:
+@REWARDS.register(
+    "choice", reads=("answer",), thoughts="skip", fault=_fault, extract=_chosen, gold=_gold, writes=_written
+)
+def choice(response: str, row: Mapping[str, Any], *, letters: str, markers: list[str]) -> float:
     r"""1 where the letter that the response chooses is the row's `answer`, else 0.
 
     The letter is the one in the last \boxed{}, or else behind the last of the first marker that is there, or else the
@@ -57,9 +57,8 @@ def choice(response: str, row: Mapping[str, Any], *, letters: str, markers: list
     Args:
         letters: that there are to choose from; capital in a response, either in an `answer`.
         markers: what stands before the chosen letter, in any case, the more trusted first.
-        reasoning: the tags around the reasoning. Only text behind it counts, none where it is not closed. []: all does.
 
     Raises:
         ValueError: the row's `answer` is none of the letters.
     """
-    return float(_chosen(response, letters, markers, reasoning) == _gold(row, letters))
+    return float(_chosen(response, letters, markers) == _gold(row, letters))

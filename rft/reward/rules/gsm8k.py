@@ -48,7 +48,9 @@ def _written(row: Mapping[str, Any], method: str, markers: list[str]) -> list[st
     return [*texts, solution] if GOLD_MARKER in markers and GOLD_MARKER in solution else texts
 
 
-@REWARDS.register("gsm8k", reads=("answer",), fault=_no_marker, extract=_stated, gold=_gold, writes=_written)
+@REWARDS.register(
+    "gsm8k", reads=("answer",), thoughts="skip", fault=_no_marker, extract=_stated, gold=_gold, writes=_written
+)
 def gsm8k(response: str, row: Mapping[str, Any], *, method: Literal["strict", "flexible"], markers: list[str]) -> float:
     """1 where the response's number equals that of the row's `answer`, else 0.
 

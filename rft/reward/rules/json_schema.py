@@ -213,6 +213,7 @@ def _written(
 @REWARDS.register(
     "json",
     reads=lambda options: () if options["schema_field"] is None else (options["schema_field"],),
+    thoughts="skip",
     extract=_canonical,
     gold=_gold,
     writes=_written,

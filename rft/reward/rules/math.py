@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from rft.ranges import Range
 from rft.reward.registry import REWARDS
 from rft.reward.rules.gsm8k import GOLD_MARKER
-from rft.reward.rules.math_check.answer import Place, final_answer, last_boxed, reasoning_fault
+from rft.reward.rules.math_check.answer import Place, final_answer, last_boxed
 from rft.reward.rules.math_check.canonical import canonical, checked
 from rft.reward.rules.math_check.clean import Unreadable
 from rft.reward.rules.math_check.equal import Comparison
@@ -18,24 +18,18 @@ from rft.reward.term import Unscored
 
 
 def _fault(options: Mapping[str, Any]) -> str | None:
-    extract_from, markers, reasoning = (options[name] for name in ("extract_from", "markers", "reasoning"))
+    extract_from, markers = options["extract_from"], options["markers"]
     if not extract_from or len({*extract_from}) < len(extract_from):
         return f"extract_from={extract_from}: name each place once; write [boxed, markers, last]"
     if not all(markers) or ("markers" in extract_from and not markers):
         return f"markers: {markers!r} gives no text to look for; write ['{GOLD_MARKER}', 'answer is']"
     if not installed():
         return 'name=math needs the package math-verify: pip install "rft[math]"'
-    return reasoning_fault(reasoning)
+    return None
 
 
-def _extract(
-    response: str,
-    extract_from: list[Place],
-    markers: list[str],
-    reasoning: list[str],
-    percent_as_unit: bool,
-) -> str | None:
-    found = final_answer(response, extract_from, markers, reasoning)
+def _extract(response: str, extract_from: list[Place], markers: list[str], percent_as_unit: bool) -> str | None:
+    found = final_answer(response, extract_from, markers)
     if found is None:
         return None
     try:
@@ -75,8 +69,8 @@ def _gold(row: Mapping[str, Any]) -> tuple[Answer, ...]:
     return _gold_readings(str(answer))
 
 
-def _written(row: Mapping[str, Any], extract_from: list[Place], markers: list[str], reasoning: list[str]) -> list[str]:
-    """The gold answer in each place where an answer is looked for, and after reasoning with another one."""
+def _written(row: Mapping[str, Any], extract_from: list[Place], markers: list[str]) -> list[str]:
+    """The gold answer in each place where an answer is looked for, and after a thought with another one."""
     gold = " ".join(_gold_text(row["answer"]).split())
     formula = gold if "$" in gold else f"${gold}$"
     places = {
@@ -85,20 +79,18 @@ def _written(row: Mapping[str, Any], extract_from: list[Place], markers: list[st
         "last": [f"Hence\n{formula}"],
     }
     texts = [text for place in extract_from for text in places[place]]
-    if reasoning:
-        start, end = reasoning
-        texts += [rf"{start}\boxed{{-77.5}} or {markers[0] if markers else ''} 8{end}{texts[0]}"]
-    return texts
+    return [*texts, rf"<think>\boxed{{-77.5}} or {markers[0] if markers else ''} 8</think>{texts[0]}"]
 
 
-@REWARDS.register("math", reads=("answer",), fault=_fault, extract=_extract, gold=_gold, writes=_written)
+@REWARDS.register(
+    "math", reads=("answer",), thoughts="skip", fault=_fault, extract=_extract, gold=_gold, writes=_written
+)
 def math_answer(
     response: str,
     row: Mapping[str, Any],
     *,
     extract_from: list[Place],
     markers: list[str],
-    reasoning: list[str],
     float_rounding: Annotated[int, Range(low=0, high=15)],
     percent_as_unit: bool,
 ) -> float | Unscored:
@@ -119,7 +111,6 @@ def math_answer(
         extract_from: where the answer is looked for, the more trusted first: the last "boxed"; behind the last of the
             first of the "markers" that is there; the "last" formula or number. [boxed] accepts no other answer.
         markers: what stands before the answer, in any case, the more trusted first.
-        reasoning: the tags around the reasoning. Only text behind it counts, none where it is not closed. []: all does.
         float_rounding: places to which a decimal must equal a number; below 0.1 zeros behind the point do not count.
         percent_as_unit: 50% equals 50 as well as 0.5, as data sets leave out the sign.
 
@@ -127,7 +118,7 @@ def math_answer(
         ValueError: the row's `answer` cannot be parsed.
     """
     gold = _gold(row)
-    found = final_answer(response, extract_from, markers, reasoning)
+    found = final_answer(response, extract_from, markers)
     if found is None:
         return 0.0
     compare = Comparison(float_rounding, percent_as_unit)

@@ -66,6 +66,7 @@ def _written(row: Mapping[str, Any], metric: str, tag: str | None) -> list[str]:
 @REWARDS.register(
     "overlap",
     reads=("answer",),
+    thoughts="skip",
     extract=_text,
     gold=_golds,
     writes=_written,

@@ -39,6 +39,7 @@ class ReasoningGymScore(RowTerm):
 
     reads = (FIELD,)
     extracts = True
+    thoughts = "skip"
 
     def __init__(self, key: str, tag: str | None, run_answers: bool) -> None:
         if importlib.util.find_spec("reasoning_gym") is None:

@@ -33,11 +33,11 @@ def _marks(tags: Sequence[str]) -> list[str]:
     return [mark for tag in tags for mark in (f"<{tag}>", f"</{tag}>")]
 
 
-def _whole(response: str, tags: Sequence[str], prompt_opens: bool) -> str:
-    return f"<{tags[0]}>{response}" if prompt_opens else response
+def _opening(options: Mapping[str, Any]) -> str:
+    return "".join(_marks(options["tags"])[:1])
 
 
-@REWARDS.register("tags", fault=_fault)
+@REWARDS.register("tags", thoughts="show", opening=_opening, fault=_fault)
 def tags_in_order(
     response: str,
     row: Mapping[str, Any],
@@ -45,7 +45,6 @@ def tags_in_order(
     tags: list[str],
     outside: Literal["blank", "after", "any"],
     empty: bool,
-    prompt_opens: bool,
 ) -> float:
     """1 where each tag is opened and closed exactly once, one behind the other in the order of the list, else 0.
 
@@ -55,26 +54,24 @@ def tags_in_order(
         tags: the names, without brackets; capital and small letters differ.
         outside: where text may stand outside of the tags: "blank": nowhere, "after": behind the last tag, "any".
         empty: a tag may hold nothing but white space.
-        prompt_opens: the prompt ends with the opening mark of the first tag, so that the response begins inside it.
     """
-    whole, marks = _whole(response, tags, prompt_opens), _marks(tags)
+    marks = _marks(tags)
     pattern = "|".join(map(re.escape, marks))
-    if re.findall(pattern, whole) != marks:
+    if re.findall(pattern, response) != marks:
         return 0.0
-    written = [bool(part.strip()) for part in re.split(pattern, whole)]
+    written = [bool(part.strip()) for part in re.split(pattern, response)]
     inside, around = written[1::2], written[::2]
     if outside != "any" and any(around[:-1] if outside == "after" else around):
         return 0.0
     return float(empty or all(inside))
 
 
-@REWARDS.register("tag_count", fault=_fault)
-def tag_count(response: str, row: Mapping[str, Any], *, tags: list[str], prompt_opens: bool) -> float:
+@REWARDS.register("tag_count", thoughts="show", opening=_opening, fault=_fault)
+def tag_count(response: str, row: Mapping[str, Any], *, tags: list[str]) -> float:
     """The share of the opening and closing marks that are in the response exactly once, in any order.
 
     Args:
         tags: the names, without brackets; capital and small letters differ.
-        prompt_opens: the prompt ends with the opening mark of the first tag, which counts as one of the response.
     """
-    whole, marks = _whole(response, tags, prompt_opens), _marks(tags)
-    return sum(whole.count(mark) == 1 for mark in marks) / len(marks)
+    marks = _marks(tags)
+    return sum(response.count(mark) == 1 for mark in marks) / len(marks)

@@ -33,7 +33,7 @@ def _written(row: Mapping[str, Any], strip: bool) -> list[str]:
     return [answer, f"\n {answer} \n"] if strip else [answer]
 
 
-@REWARDS.register("exact_match", reads=("answer",), extract=_whole, gold=gold_text, writes=_written)
+@REWARDS.register("exact_match", reads=("answer",), thoughts="skip", extract=_whole, gold=gold_text, writes=_written)
 def exact_match(response: str, row: Mapping[str, Any], *, strip: bool) -> float:
     """1 where the response is the row's `answer`, else 0.
 
@@ -51,7 +51,7 @@ def _bad_pattern(pattern: str) -> str | None:
     return None
 
 
-@REWARDS.register("format", fault=lambda options: _bad_pattern(options["pattern"]))
+@REWARDS.register("format", thoughts="show", fault=lambda options: _bad_pattern(options["pattern"]))
 def format_match(response: str, row: Mapping[str, Any], *, pattern: str, match: Literal["whole", "anywhere"]) -> float:
     """1 where the response has the form that a regular expression describes, else 0.
 
@@ -85,6 +85,7 @@ def _verdicts(row: Mapping[str, Any], pattern: str) -> list[str]:
 @REWARDS.register(
     "verdict",
     reads=("answer",),
+    thoughts="skip",
     fault=lambda options: bad_group(options["pattern"]),
     extract=last_group,
     gold=gold_text,

@@ -132,6 +132,7 @@ def _tag_fault(options: Mapping[str, Any]) -> str | None:
 @REWARDS.register(
     "tool_call",
     reads=lambda options: (options["field"],),
+    thoughts="skip",
     extract=_votes,
     gold=_expected,
     writes=_written,
@@ -195,6 +196,7 @@ def _sound_schemas(row: Mapping[str, Any], field: str) -> None:
 @REWARDS.register(
     "tool_call_valid",
     reads=lambda options: (options["field"],),
+    thoughts="skip",
     gold=_sound_schemas,
     fault=lambda options: _tag_fault(options) or (f"name {fault}" if (fault := missing_package()) else None),
 )

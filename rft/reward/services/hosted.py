@@ -34,7 +34,7 @@ class HostedTerm(Term):
     Args:
         own: the term in this process; it checks rows and extracts answers.
         name: of the term, here and on the servers.
-        node: of the term in the yaml; the servers must have the same options.
+        node: of the term in the yaml, with the options of its thoughts; the servers must have the same.
         key: of the options in the yaml.
         options: of the servers.
     """
@@ -43,6 +43,7 @@ class HostedTerm(Term):
 
     def __init__(self, own: Term, name: str, node: Mapping[str, Any], key: str, options: HostOptions) -> None:
         self.reads, self.extracts, self.others = own.reads, own.extracts, own.others
+        self.thoughts, self.opening = own.thoughts, own.opening
         self._own = own
         self._name = name
         self._key = key

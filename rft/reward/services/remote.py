@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from rft.batch.entries import PROMPT_OPENS
 from rft.ranges import PositiveInt
 from rft.remote.call_pool import BreakerOptions
 from rft.remote.http_client import BadResponse, RequestRefused, ServerClient
@@ -85,7 +86,11 @@ class RemoteTerm(Term):
         return await self._servers.post(self._path, body, lambda answer: read(body, answer, len(responses)))
 
     def _sent(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(row) if self._fields is None else {field: row[field] for field in self._fields}
+        """The fields that are sent, and `prompt_opens` of a row that has it: the server may read the thoughts."""
+        if self._fields is None:
+            return dict(row)
+        opens = {PROMPT_OPENS: row[PROMPT_OPENS]} if PROMPT_OPENS in row else {}
+        return {field: row[field] for field in self._fields} | opens
 
 
 def _protocol(key: str, name: str, term: str | None, request: dict[str, Any] | None, score: str | None) -> Protocol:

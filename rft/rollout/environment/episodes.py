@@ -47,21 +47,20 @@ class EpisodeAnswerer(Answerer):
     episodes: ClassVar[bool] = True
 
     def __init__(self, environments: Environments, encoder: Encoder, sampler: Sampler, context: int) -> None:
+        super().__init__(encoder, sampler)
         self._environments = environments
-        self._encoder = encoder
         self._template = environments.template(encoder)
-        self._sampler = sampler
         self._context = context
         nodes = environments.options.classes
         self._processes = Processes(nodes) if environments.options.workers == "process" else None
 
-    def answer(
+    def _answer(
         self,
         rows: Rows,
         seeds: Sequence[list[int]],
         sampling: Sampling,
         announce: Announce,
-        forced_stop: ForcedStop | None = None,
+        forced_stop: ForcedStop | None,
     ) -> list[list[Trajectory]]:
         """See `Answerer.answer`."""
         if self._processes is not None:

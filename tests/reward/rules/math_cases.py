@@ -213,6 +213,12 @@ PLACES: list[Case] = [
     (r"\boxed{(1,2}", "(1,2)", 0.0),
     (r"\boxed{x+}", "x", 0.0),
     (r"\boxed{1/0}", "0", 0.0),
+    ("7", "so 3 + 4 = 7\n#### 7", 1.0),
+    ("7", r"we get $3 + 4 = \boxed{7}$", 1.0),
+    ("8", r"we get $3 + 4 = \boxed{7}$", 0.0),
+]
+
+THOUGHTS = [
     (r"<think>\boxed{4}</think> \boxed{5}", "5", 1.0),
     (r"<think>\boxed{4}</think> \boxed{5}", "4", 0.0),
     (r"<think>\boxed{5}</think> The answer is 4.", "5", 0.0),
@@ -220,9 +226,6 @@ PLACES: list[Case] = [
     (r"<think>It is \boxed{5}", "5", 0.0),
     (r"It is \boxed{5}</think>\boxed{6}", "6", 1.0),
     (r"<think>a</think>\boxed{4}<think>b</think>\boxed{5}", "5", 1.0),
-    ("7", "so 3 + 4 = 7\n#### 7", 1.0),
-    ("7", r"we get $3 + 4 = \boxed{7}$", 1.0),
-    ("8", r"we get $3 + 4 = \boxed{7}$", 0.0),
 ]
 
 CASES = [

@@ -4,14 +4,15 @@ import pytest
 
 from rft.registry import Plugin
 from rft.reward import REWARDS
+from tests.helpers import yaml_options
+from tests.reward.reward_of import reward_of
 
 
 def rule(
     letters: str = "ABCD",
     markers: tuple[str, ...] = ("answer is", "answer:"),
-    reasoning: tuple[str, ...] = ("<think>", "</think>"),
 ) -> Plugin:
-    options = {"letters": letters, "markers": list(markers), "reasoning": list(reasoning)}
+    options = {"letters": letters, "markers": list(markers)}
     return REWARDS.build({"name": "choice", **options}, "reward.terms.choice")
 
 
@@ -53,12 +54,17 @@ def test_the_letters_and_markers_are_those_of_the_yaml():
 
 def test_the_reasoning_does_not_count():
     thought = "<think>Is the answer A? The answer is B.</think>"
-    assert rule().call("extract", f"{thought}\n\n(C) Paris") == "C"
-    assert rule().call("extract", thought) is None
-    assert rule().call("extract", "<think>The answer is B") is None, "it is not closed"
-    assert rule(reasoning=()).call("extract", f"{thought}\n\n(C) Paris") == "B"
+    node = yaml_options("reward/terms/choice.yaml")["choice"]
+
+    def extract(response, **options):
+        return reward_of({"choice": node | options}, "choice").extract([response], [{}])[0]
+
+    assert extract(f"{thought}\n\n(C) Paris") == "C"
+    assert extract(thought) is None
+    assert extract("<think>The answer is B") is None, "it is not closed"
+    assert extract(f"{thought}\n\n(C) Paris", reasoning=[]) == "B"
     with pytest.raises(ValueError, match=r"^reward\.terms\.choice\.reasoning=\['<think>'\]: write the tags before and"):
-        rule(reasoning=("<think>",))
+        extract("", reasoning=["<think>"])
 
 
 @pytest.mark.parametrize("answer", ["E", "", "AB", 2, "Paris"])

@@ -11,14 +11,15 @@ import yaml
 from rft.registry import Plugin
 from rft.reward import REWARDS
 from rft.reward.term import Unscored
-from tests.reward.rules.math_cases import CASES, DISAGREEMENTS
+from tests.reward.reward_of import score_of
+from tests.reward.rules.math_cases import CASES, DISAGREEMENTS, THOUGHTS
 
 ROOT = Path(__file__).parents[3]
 DEFAULTS = yaml.safe_load((ROOT / "rft/config/reward/terms/math.yaml").read_text())["math"]
 
 
 def rule(**options: Any) -> Plugin:
-    node = {name: value for name, value in DEFAULTS.items() if name not in ("weight", "call")} | options
+    node = {name: value for name, value in DEFAULTS.items() if name not in ("weight", "call", "reasoning")} | options
     return REWARDS.build(node, "reward.terms.math")
 
 
@@ -171,9 +172,14 @@ def test_the_first_marker_that_is_there_counts() -> None:
 
 def test_the_tags_of_the_reasoning() -> None:
     response = r"<a>\boxed{4}</a>It is 5"
-    assert score(response, "4") == 1.0
-    assert score(response, "5", reasoning=["<a>", "</a>"]) == 1.0
-    assert score(r"<think>\boxed{4}", "4", reasoning=[]) == 1.0
+    assert score_of("math", response, {"answer": "4"}) == 1.0
+    assert score_of("math", response, {"answer": "5"}, reasoning=["<a>", "</a>"]) == 1.0
+    assert score_of("math", r"<think>\boxed{4}", {"answer": "4"}, reasoning=[]) == 1.0
+
+
+@pytest.mark.parametrize(("response", "gold", "expected"), THOUGHTS)
+def test_an_answer_in_a_thought_does_not_count(response: str, gold: str, expected: float) -> None:
+    assert score_of("math", response, {"answer": gold}) == expected
 
 
 def test_float_rounding() -> None:
@@ -221,7 +227,6 @@ def test_equal_answers_have_equal_texts_and_others_have_others() -> None:
         ({"extract_from": ["end"]}, r"extract_from\[0\]: expected one of boxed, markers, last"),
         ({"markers": []}, r"markers: \[\] gives no text to look for"),
         ({"markers": ["a", ""]}, r"markers: \['a', ''\] gives no text to look for"),
-        ({"reasoning": ["<think>"]}, "reasoning=.*: write the tags before and after it"),
         ({"float_rounding": -1}, "float_rounding=-1: it must be at least 0"),
         ({"float_rounding": 16}, "float_rounding=16: it must be at most 15"),
     ],

@@ -27,7 +27,8 @@ RESPONSES = [
 
 def rule() -> Plugin:
     return REWARDS.build(
-        {name: value for name, value in DEFAULTS.items() if name not in ("weight", "call")}, "reward.terms.math"
+        {name: value for name, value in DEFAULTS.items() if name not in ("weight", "call", "reasoning")},
+        "reward.terms.math",
     )
 
 

@@ -5,15 +5,16 @@ import pytest
 from rft.registry import Plugin
 from rft.reward import REWARDS
 from rft.reward.rules.tags import last_block
+from tests.reward.reward_of import score_of
 
 
 def rule(**options: object) -> Plugin:
-    node = {"name": "tags", "tags": ["think", "answer"], "outside": "blank", "empty": False, "prompt_opens": False}
+    node = {"name": "tags", "tags": ["think", "answer"], "outside": "blank", "empty": False}
     return REWARDS.build(node | options, "reward.terms.tags")
 
 
-def count(*tags: str, prompt_opens: bool = False) -> Plugin:
-    return REWARDS.build({"name": "tag_count", "tags": list(tags), "prompt_opens": prompt_opens}, "reward.terms.count")
+def count(*tags: str) -> Plugin:
+    return REWARDS.build({"name": "tag_count", "tags": list(tags)}, "reward.terms.count")
 
 
 GOOD = [
@@ -81,11 +82,17 @@ def test_one_tag_as_in_a_think_format() -> None:
 
 
 def test_the_prompt_may_have_opened_the_first_tag() -> None:
-    check = rule(prompt_opens=True)
-    assert check("so</think><answer>4</answer>", {}) == 1.0
-    assert check("<think>so</think><answer>4</answer>", {}) == 0.0  # opened twice
-    assert check(" </think><answer>4</answer>", {}) == 0.0  # empty
-    assert check("so", {}) == 0.0
+    def check(response: str, row: dict[str, str], **options: object) -> float:
+        return score_of("tags", response, row, **options)
+
+    right, opened = "so</think><answer>4</answer>", {"prompt_opens": "<think>"}
+    assert check(right, opened) == check(right, {}, prompt_opens=True) == 1.0
+    assert check(right, {}) == check(right, opened, prompt_opens=False) == 0.0
+    assert check("<think>so</think><answer>4</answer>", opened) == 0.0  # opened twice
+    assert check(" </think><answer>4</answer>", opened) == 0.0  # empty
+    assert check("so", opened) == 0.0
+    plan = {"tags": ["plan", "answer"], "prompt_opens": True}
+    assert check("so</plan><answer>4</answer>", {}, **plan) == 1.0, "the first tag of the list"
 
 
 @pytest.mark.parametrize(
@@ -105,9 +112,9 @@ def test_the_share_of_marks_that_are_there_once(response: str, share: float) -> 
 
 
 def test_the_opening_mark_of_the_prompt_counts() -> None:
-    assert count("think", prompt_opens=True)("so</think>", {}) == 1.0
-    assert count("think", prompt_opens=True)("so", {}) == 0.5
-    assert count("think", prompt_opens=True)("<think>so</think>", {}) == 0.5
+    opened = {"prompt_opens": "<think>"}
+    shares = [score_of("tag_count", text, opened, tags=["think"]) for text in ("so</think>", "so", "<think>so</think>")]
+    assert shares == [1.0, 0.5, 0.5]
 
 
 @pytest.mark.parametrize("name", ["tags", "tag_count"])
@@ -121,7 +128,7 @@ def test_the_opening_mark_of_the_prompt_counts() -> None:
     ],
 )
 def test_names_that_are_none(name: str, tags: list[str], message: str) -> None:
-    node = {"name": name, "tags": tags, "prompt_opens": False}
+    node = {"name": name, "tags": tags}
     with pytest.raises(ValueError, match=rf"^reward\.terms\.a\.{message}"):
         REWARDS.build(node if name == "tag_count" else node | {"outside": "any", "empty": True}, "reward.terms.a")
 

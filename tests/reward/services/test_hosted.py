@@ -48,6 +48,22 @@ def test_a_server_gives_the_scores_numbers_and_reasons_of_this_process():
     assert same(found, inline) and found.unscored == inline.unscored
 
 
+def test_a_server_reads_thoughts_as_this_process_does():
+    texts = ["#### 5</think>#### 3", "#### 3", "<think>#### 3", "#### 3"]
+    rows = [{"answer": "3", "prompt_opens": "<think>"}] * 2 + [{"answer": "3"}] * 2
+    terms = {"rule": TERMS["rule"] | {"prompt_opens": None}}
+    with served(terms, "rule") as address:
+        found = hosted(address, terms)
+        found.check()
+        assert found.score(texts, rows).total.tolist() == [1.0, 0.0, 0.0, 1.0]
+        assert reward_of(terms, "rule").score(texts, rows).total.tolist() == [1.0, 0.0, 0.0, 1.0]
+        assert found.extract(texts, rows) == ["3", None, None, "3"]
+        found.close()
+        for other in ({"prompt_opens": True}, {"reasoning": []}):
+            with pytest.raises(Problems, match=r"^reward\.terms\.rule\.call\.http\.addresses: the servers have other"):
+                hosted(address, {"rule": TERMS["rule"] | other}).check()
+
+
 def test_a_server_with_other_options_is_refused():
     other = {name: node | {"weight": 3.0} for name, node in TERMS.items()}
     with served(other, "rule") as address:

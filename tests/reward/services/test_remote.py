@@ -67,6 +67,9 @@ def test_the_token_and_the_fields_are_sent_as_the_yaml_says(serve, monkeypatch):
     score(remote([server.address], token="MY_KEY", fields=["answer"]), ["a"])
     ((_, body, authorization),) = server.requests
     assert authorization == "Bearer secret" and body["rows"] == [{"answer": "a"}]
+    opened = ROW | {"prompt_opens": "<think>"}
+    score(remote([server.address], token="MY_KEY", fields=["answer"]), ["a"], opened)
+    assert server.requests[-1][1]["rows"] == [{"answer": ROW["answer"], "prompt_opens": "<think>"}]
 
 
 @pytest.mark.parametrize("fault", [*LIES, "half_json", "no_http"])

@@ -16,6 +16,7 @@ from rft.reward.serving.limits import Limits
 from tests.reward.reward_of import reward_of
 
 KEY = "secret"
+THOUGHTS = {"reasoning": ["<think>", "</think>"], "prompt_opens": None}
 LIMITS = {"body_mib": 1.0, "rows": 64, "requests": 8, "end_s": 5}
 
 
@@ -23,7 +24,8 @@ LIMITS = {"body_mib": 1.0, "rows": 64, "requests": 8, "end_s": 5}
 def served(terms, accuracy, limits=None):
     """Serves terms with the token `KEY`; gives the address."""
     reward, port = reward_of(terms, accuracy), free_port()
-    app = make_app(reward, fingerprints({"terms": terms, "route": {}}), Limits(**LIMITS | (limits or {})), KEY)
+    marks = fingerprints({"terms": terms, "route": {}, **THOUGHTS})
+    app = make_app(reward, marks, Limits(**LIMITS | (limits or {})), KEY)
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_config=None))
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -13,7 +13,7 @@ from rft.rollout.engine.sampling import Sampling
 from rft.rollout.source.curriculum import CurriculumSource, Forget, Priority, SolveRate
 from rft.rollout.source.rollout import DynamicSampling, RolloutSource
 from tests.helpers import check_context, hf_engine
-from tests.rollout.contexts import rollout_context
+from tests.rollout.contexts import NO_THOUGHTS, rollout_context
 from tests.rollout.word_models import one_layer, word_tokenizer
 
 ROWS = [{"prompt": f"{number}=", "answer": str(number)} for number in range(10)]
@@ -27,6 +27,8 @@ OPTIONS_OF_YAML = {"redraw": None, "interruption": None, "tracking": FIXED, "pri
 
 
 class Encoder:
+    thoughts = NO_THOUGHTS
+
     def prompts(self, rows):
         return [[int(row["answer"]) + 1] * (1 + int(row["answer"]) % 2) for row in rows]
 

@@ -19,7 +19,7 @@ from rft.rollout.engine.sampling import FirstToken, Sampling
 from rft.rollout.forced_stop import ForcedStop
 from rft.rollout.source.rollout import DynamicSampling, RolloutSource
 from tests.helpers import check_context
-from tests.rollout.contexts import rollout_context
+from tests.rollout.contexts import NO_THOUGHTS, rollout_context
 
 ROWS = [{"prompt": f"{number}=", "answer": str(number)} for number in range(10)]
 SAMPLING = Sampling(3, temperature=0.7, top_p=1.0, top_k=0, min_p=0.0, stop=[], first_token=FirstToken(30.0, 16))
@@ -30,6 +30,8 @@ SEED = 5
 
 class Encoder:
     """The prompt's number, once or twice, so that prompts differ in length."""
+
+    thoughts = NO_THOUGHTS
 
     def prompts(self, rows):
         return [[int(row["answer"]) + 1] * (1 + int(row["answer"]) % 2) for row in rows]

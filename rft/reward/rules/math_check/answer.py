@@ -26,14 +26,11 @@ FORMULA = re.compile(r"[\\^=_(\[{\u221a\u03c0]")  # what a text without blanks h
 TAIL = 10_000  # characters at the end of a response in which a marker or a last expression is looked for
 
 
-def final_answer(
-    response: str, extract_from: Sequence[Place], markers: Sequence[str], reasoning: Sequence[str]
-) -> str | None:
+def final_answer(text: str, extract_from: Sequence[Place], markers: Sequence[str]) -> str | None:
     r"""The text of the final answer, None where there is none. The options are those of `math`.
 
     The first place of `extract_from` that the response has decides; an empty or unclosed \boxed{} holds no answer.
     """
-    text = behind_reasoning(response, reasoning)
     places: dict[str, Callable[[str], str | None]] = {
         "boxed": last_boxed,
         "markers": lambda text: behind_marker(text[-TAIL:], markers),
@@ -43,23 +40,6 @@ def final_answer(
         if (found := places[place](text)) is not None:
             return found.strip() or None
     return None
-
-
-def reasoning_fault(reasoning: Sequence[str]) -> str | None:
-    """The message about an option with the tags around the reasoning, or None."""
-    if len(reasoning) in (0, 2) and all(reasoning):
-        return None
-    return f"reasoning={reasoning!r}: write the tags before and after it, ['<think>', '</think>'], or []"
-
-
-def behind_reasoning(response: str, reasoning: Sequence[str]) -> str:
-    """What stands behind the reasoning: all without tags; nothing where the reasoning is opened and not closed."""
-    if not reasoning:
-        return response
-    start, end = reasoning
-    _, closed, behind = response.rpartition(end)
-    text = behind if closed else response
-    return text.partition(start)[0] if start in text else text
 
 
 def last_boxed(text: str) -> str | None:

@@ -262,6 +262,7 @@ class IsolatedTerm(Term):
         if self._rule is not None:
             self.reads, self.extracts, self.others = self._rule.reads, self._rule.extracts, self._rule.others
             self.rows_per_call = self._rule.rows_per_call
+            self.thoughts, self.opening = self._rule.thoughts, self._rule.opening
         else:
             stated = pool.facts()
             self.reads, self.rows_per_call = stated["reads"], stated["rows_per_call"]

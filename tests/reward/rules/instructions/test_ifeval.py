@@ -8,6 +8,7 @@ import pytest
 from rft.data.rows.sources import HubRows
 from rft.reward import REWARDS
 from rft.reward.rules.instructions.ifeval import variants
+from tests.reward.reward_of import score_of
 
 ROW = {
     "instruction_id_list": ["punctuation:no_comma", "length_constraints:number_words", "startend:end_checker"],
@@ -15,8 +16,8 @@ ROW = {
 }
 
 
-def term(mode="strict", score="all", reasoning=("<think>", "</think>")):
-    node = {"name": "ifeval", "mode": mode, "score": score, "reasoning": list(reasoning)}
+def term(mode="strict", score="all"):
+    node = {"name": "ifeval", "mode": mode, "score": score}
     return REWARDS.build(node, "reward.terms.ifeval")
 
 
@@ -50,11 +51,11 @@ def test_each_instruction_may_be_followed_by_another_variant():
 def test_the_reasoning_is_no_part_of_the_response():
     row = {"instruction_id_list": ["startend:quotation", "punctuation:no_comma"], "kwargs": [{}, {}]}
     response = '<think>So, quoted.</think>\n\n"Yes."'
-    assert term()(response, row) == 1.0 and term(reasoning=())(response, row) == 0.0
-    assert term(mode="loose")('<think>So.</think>\n\nSure:\n"Yes."', row) == 1.0, "its first line is not a blank one"
-    assert term(score="share")("<think>No end", row) == 0.0, "an empty response follows nothing"
-    with pytest.raises(ValueError, match=r"^reward\.terms\.ifeval\.reasoning=\['<think>'\]: write the tags before and"):
-        term(reasoning=["<think>"])
+    assert score_of("ifeval", response, row) == 1.0 and score_of("ifeval", response, row, reasoning=[]) == 0.0
+    loose = score_of("ifeval", '<think>So.</think>\n\nSure:\n"Yes."', row, mode="loose")
+    assert loose == 1.0, "its first line is not a blank one"
+    assert score_of("ifeval", "<think>No end", row, score="share") == 0.0, "there is no answer"
+    assert term(score="share")("", row) == 0.0, "an empty response follows nothing"
 
 
 def test_the_eight_variants():

@@ -1,0 +1,99 @@
+"""The rewards of an answer know whether its prompt opened a thought: in one turn, in a forced stop, in episodes."""
+
+import pytest
+
+from rft.batch.columns import fields
+from rft.data.encode.encoder import Encoder
+from rft.data.encode.tokenizer import characters
+from rft.distributed import SINGLE_PROCESS
+from rft.metrics import Metrics
+from rft.rollout.answerer import SingleTurn
+from rft.rollout.engine.base import Completion
+from rft.rollout.forced_stop import ForcedStop
+from rft.rollout.source.rollout import RolloutSource
+from tests.reward.reward_of import reward_of
+from tests.rollout.contexts import rollout_context
+from tests.rollout.environment.play import environments
+from tests.rollout.environment.scripted import ALPHABET, SAMPLING, play
+
+ASKED = "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+TOOLS = "{%- if tools -%}[{{ tools | map(attribute='function.name') | join(' ') }}] {% endif -%}"
+THINKS = ASKED + "{% if add_generation_prompt %}<think>\n{% endif %}"
+AFTER_TOOLS = TOOLS + ASKED + "{% if add_generation_prompt and messages[-1].role == 'tool' %}<think>\n{% endif %}"
+BEFORE_TOOLS = TOOLS + ASKED + "{% if add_generation_prompt and messages[-1].role != 'tool' %}<think>\n{% endif %}"
+SHOP = {"shop": {"_target_": f"{environments.__name__}.Shop"}}
+CALL = '<tool_call>{"name": "price", "arguments": {"item": "tea"}}</tool_call>'
+TAGS = {"name": "tags", "weight": 1.0, "tags": ["think"], "outside": "after", "empty": False}
+EXACT = {"name": "exact_match", "weight": 1.0, "strip": True}
+
+
+@pytest.fixture
+def template(tmp_path):
+    def write(text):
+        (tmp_path / "template.jinja").write_text(text)
+        return str(tmp_path / "template.jinja")
+
+    return write
+
+
+class Sampler:
+    """The samples of each request say the texts, in their order; a token is a character."""
+
+    def __init__(self, tokenizer, *texts):
+        self.tokenizer = tokenizer
+        self.texts = texts
+
+    def generate(self, requests, sampling, on_completion=None):
+        found = []
+        for number, request in enumerate(requests):
+            group = [self.say(text, limit) for text, limit in zip(self.texts, request.limits or [99] * 9, strict=False)]
+            found.append(group[: len(request.seeds)])
+            for sample, completion in enumerate(found[-1]):
+                on_completion(number, sample, completion)
+        return found
+
+    def say(self, text, limit):
+        ids = self.tokenizer(text).input_ids[:limit]
+        reason = "length" if len(ids) == limit else "stop"
+        return Completion(ids, [0.0] * len(ids), reason, self.tokenizer.decode(ids), [0] * len(ids))
+
+
+@pytest.mark.parametrize(
+    ("text", "right", "formed"),
+    [(THINKS, [1.0, 0.0, 0.0, 1.0], [1.0, 0.0, 1.0, 0.0]), (ASKED, [1.0, 1.0, 0.0, 1.0], [0.0, 0.0, 0.0, 1.0])],
+)
+def test_a_source_scores_what_stands_behind_an_open_thought(template, text, right, formed):
+    """Right; right in a thought that does not end, if one is open; wrong; and with an opening mark of its own."""
+    encoder = Encoder(characters(alphabet=ALPHABET), template(text), None)
+    sampler = Sampler(encoder.chat.tokenizer, "so</think>\n4", "4", "4</think>5", "<think>so</think>4")
+    reward = reward_of({"exact_match": EXACT, "tags": TAGS}, "exact_match")
+    rows = [{"prompt": "2+2=", "answer": "4"}]
+    context = rollout_context(SINGLE_PROCESS, sampler, encoder, rows, 1, 4, SAMPLING, 5, scoring=reward.begin)
+    batch = RolloutSource(context, redraw=None, interruption=None).next(Metrics())
+    assert batch["terms", "exact_match"].tolist() == right
+    assert batch["terms", "tags"].tolist() == formed
+    opened = [row.get("prompt_opens") for row in fields(batch)]
+    assert opened == (["<think>"] * 4 if text is THINKS else [None] * 4)
+
+
+def test_a_forced_stop_ends_the_thought(template):
+    encoder = Encoder(characters(alphabet=ALPHABET), template(THINKS), None)
+    sampler = Sampler(encoder.chat.tokenizer, "4" * 99)
+    announced = []
+    stop = ForcedStop([0.1, 0.1], "</think>")
+    answerer = SingleTurn(encoder, sampler)
+    rows = [{"prompt": "2+2="}]
+    [[found]] = answerer.answer(rows, [[0]], SAMPLING, lambda *told: announced.append(told[2]), stop)
+    assert found.finish.prompt_opens == "<think>" and announced == [found]
+    assert found.text.startswith("4" * 20 + "</think>4"), "the prompt of the rest is no prompt of the answer"
+
+
+@pytest.mark.parametrize(("text", "mark"), [(AFTER_TOOLS, "<think>"), (BEFORE_TOOLS, None)])
+def test_the_last_turn_of_an_episode_decides(template, text, mark):
+    def write(prompt):
+        return "6" if "EUR" in prompt else CALL
+
+    [[found]], _ = play(write, SHOP, [{"prompt": "Q"}], template=template(text))
+    assert found.text == "6" and found.turns == 2
+    assert found.finish.prompt_opens == mark
+    assert found.fields.get("prompt_opens") == mark and found.fields["episode"]["turns"] == 2
