@@ -17,7 +17,7 @@ class RawText(NamedTuple):
 
     Attributes:
         ids: the token ids of the text before the processor expands its slots.
-        media: by type, in the order of the slots, as `rft.data.encode.media_files` opens them.
+        media: by type, in the order of the slots, as `rft.data.encode.media.files` opens them.
         sampling_rate: of sounds among them, in samples per second; 0 without.
     """
 

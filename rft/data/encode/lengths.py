@@ -21,9 +21,10 @@ import transformers
 from rft.batch.columns import lengths
 from rft.data.base import GivenTexts, SourceContext
 from rft.data.encode import encoder as encode
-from rft.data.encode import masks, media_files, parts, processor, templates, truncation
+from rft.data.encode import masks, parts, processor, templates, truncation
 from rft.data.encode.cache import digest, recall, remember
 from rft.data.encode.encoder import Encoder
+from rft.data.encode.media import files as media_files
 from rft.data.encode.truncation import PromptLimit
 from rft.data.rows.lazy import Row, Rows, place, subset
 from rft.data.rows.mixture import Mixed

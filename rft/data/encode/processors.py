@@ -2,9 +2,9 @@
 
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
+from rft.data.encode.media.without_video import VIDEO, load_processor, video_part, without_video
 from rft.data.encode.parts import KINDS
 from rft.data.encode.processor import MediaProcessor, slots_of_template
-from rft.data.encode.without_video import VIDEO, load_processor, video_part, without_video
 from rft.ranges import PositiveFloat, PositiveInt
 
 
