@@ -13,6 +13,7 @@ from typing import Any, Literal
 from transformers import PreTrainedTokenizerBase
 
 from rft.batch.encoded import EncodedText, MediaFacts
+from rft.data.encode.continuation import Continuation
 from rft.data.encode.masks import NO_ANSWER, REWRITTEN, Turn, answers, check_unmarked, conversation, is_trained
 from rft.data.encode.parts import text_of
 from rft.data.encode.processor import MediaProcessor, Parts, RichText, refuse_media
@@ -46,6 +47,7 @@ class Encoder:
         limit, processor: as given.
         chat: the template; None if it is "none".
         tools: the schemas of `tools`.
+        continued: the tokens of texts that continue another one; see `Continuation`.
         end: the token that answers are trained to end with: that of the template, else that of the tokenizer.
         made_of: everything that the token ids of a row depend on beside the files that `save` writes.
 
@@ -87,6 +89,7 @@ class Encoder:
         self.context: int | None = None
         self.limit = limit
         self.processor = processor
+        self.continued = Continuation(tokenizer, self.tokenize)
         cut = limit if limit is not None and limit.cuts else None
         self.made_of = (template, system, self.tools, train_on, dict(arguments), cut, scored)
 
@@ -248,8 +251,8 @@ class Encoder:
         return ids, ends
 
     def encode(self, texts: list[str]) -> list[EncodedText]:
-        """The tokens of texts, without template and BOS token."""
-        return self.tokenize([RichText(self._escape(text)) for text in texts])
+        """The tokens of texts that continue another one, without template and BOS token."""
+        return self.continued([RichText(self._escape(text)) for text in texts])
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
@@ -321,7 +324,7 @@ class Encoder:
             if up_to_cut[: len(tokens)] == tokens:
                 piece = up_to_cut.part(len(tokens), len(up_to_cut))
             else:
-                [piece] = self.tokenize([self._between(rich, done, cut)])
+                [piece] = self.continued([self._between(rich, done, cut)], tokens[-1])
             pieces.append(EncodedText(piece, piece.columns))
             tokens = tokens + piece
             done = cut
