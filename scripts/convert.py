@@ -44,7 +44,9 @@ def main() -> None:
     part.set_defaults(run=from_deepspeed)
     for part in sections.choices.values():
         part.add_argument("--out", type=Path, required=True, help="the folder to make")
-        part.add_argument("--dtype", choices=DTYPES, default=None, help="of the weights (default: as they are)")
+        part.add_argument(
+            "--dtype", choices=DTYPES, default=None, help="of the weights (default: as the run exports, or as they are)"
+        )
     arguments = parser.parse_args()
     try:
         arguments.run(arguments)
@@ -58,7 +60,7 @@ def from_checkpoint(arguments: argparse.Namespace) -> None:
     """Exports the policy of a checkpoint of this project."""
     with new_folder(arguments.out) as partial:
         policy = read_policy(arguments.folder, arguments.average)
-        policy.write(partial, DTYPES[arguments.dtype or "float32"])
+        policy.write(partial, policy.export_dtype if arguments.dtype is None else DTYPES[arguments.dtype])
 
 
 def merge(arguments: argparse.Namespace) -> None:
@@ -71,7 +73,7 @@ def merge(arguments: argparse.Namespace) -> None:
         base = Path(named)
     if not base.is_dir():
         raise ValueError(f"the base {base} is no folder; download it, and name its folder with --base")
-    write_model(merged(arguments.adapter, base), base, arguments.out, arguments.dtype)
+    write_model(merged(arguments.adapter, base, arguments.dtype), base, arguments.out, arguments.dtype)
 
 
 def from_verl(arguments: argparse.Namespace) -> None:

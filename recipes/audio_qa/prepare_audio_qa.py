@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rft.data.encode.media_folder import write_rows
+from rft.data.encode.media.folder import write_rows
 from rft.data.encode.tasks.tones import Tones
 from rft.data.rows.lazy import Rows
 from rft.data.rows.sources import FileRows

@@ -12,7 +12,7 @@ from typing import Any
 from PIL import Image
 from rich.console import Console
 
-from rft.data.encode.media_folder import write_rows
+from rft.data.encode.media.folder import write_rows
 from rft.data.rows.lazy import Rows
 from rft.data.rows.sources import FileRows
 

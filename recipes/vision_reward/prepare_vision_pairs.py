@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rft.data.encode.media_folder import write_rows
+from rft.data.encode.media.folder import write_rows
 from rft.data.encode.tasks.shapes import Shapes
 from rft.data.rows.lazy import Row, Rows
 from rft.data.rows.sources import FileRows

@@ -61,6 +61,7 @@ class Actor(TrainableModel):
         network: the sharded module.
         train_state: the optimizer of the current stage; None before `begin_training`.
         average: of the weights over the updates of the stage, or None.
+        loaded_dtype: see `ShardedModel`.
 
     Raises:
         ValueError: the model cannot be loaded or spread; names the key.
@@ -105,7 +106,7 @@ class Actor(TrainableModel):
             trains=optimizer is not None,
             trust_remote_code=trust_remote_code,
         )
-        self.network, self.adapters = model.network, model.adapters
+        self.network, self.adapters, self.loaded_dtype = model.network, model.adapters, model.loaded_dtype
         backbone = None if context.media is None else self.network.model.base_model
         self.micro_batcher = MicroBatcher(micro_batch_tokens, packing, share_prefix, backbone)
         self._blocks, self._plain = model.blocks, model.plain
@@ -335,17 +336,18 @@ class Actor(TrainableModel):
         rest = {name: [row for row in rows if row not in known] for name, rows in terms.items()}
         return found | {name: rows for name, rows in rest.items() if rows}
 
-    def save_model(self, folder: Path) -> None:
+    def save_model(self, folder: Path, dtype: torch.dtype | None = None) -> None:
         """See `TrainableModel.save_model`.
 
         The folder of a value actor holds its backbone; the head is in the training state. With
         actor.lora.export=adapter the folder holds the adapter alone. An average of the weights goes to a second folder,
         named with `_ema` behind.
         """
-        self._write_model(folder)
+        dtype = dtype or self.loaded_dtype
+        self._write_model(folder, dtype)
         if self.average is not None:
             with self.average.in_network():
-                self._write_model(folder.with_name(f"{folder.name}_ema"))
+                self._write_model(folder.with_name(f"{folder.name}_ema"), dtype)
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Names and whole tensors that an export holds, one at a time, on rank 0 alone. A collective."""
@@ -355,15 +357,14 @@ class Actor(TrainableModel):
         kept = ((name, tensor) for name, tensor in self._tensors() if name in names)
         return self.strategy.full_tensors(kept, RANK_ZERO)
 
-    def _write_model(self, folder: Path) -> None:
+    def _write_model(self, folder: Path, dtype: torch.dtype) -> None:
         weights = self.export_weights()
         try:
             if self.world.rank == 0:
                 media = self.context.media
                 save_processor = None if media is None else media.save
-                model = self.plain_model()
-                end = self.context.end
-                write_export(weights, folder, model, self.adapters, self.tokenizer, self._head, save_processor, end)
+                model, head, end = self.plain_model(), self._head, self.context.end
+                write_export(weights, folder, model, self.adapters, self.tokenizer, head, save_processor, end, dtype)
         finally:
             for _ in weights:  # the other ranks take part in these gathers, also if rank 0 cannot write
                 pass

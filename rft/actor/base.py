@@ -264,8 +264,12 @@ class TrainableModel(ColumnModel):
         return None
 
     @abstractmethod
-    def save_model(self, folder: Path) -> None:
-        """Writes the weights as a folder that `from_pretrained` loads, with the tokenizer. A collective."""
+    def save_model(self, folder: Path, dtype: torch.dtype | None = None) -> None:
+        """Writes the weights as a folder that `from_pretrained` loads, with the tokenizer. A collective.
+
+        Args:
+            dtype: of the weights in the files; None: that of the files that they were loaded from.
+        """
 
 
 def trainable(model: ColumnModel) -> TrainableModel:

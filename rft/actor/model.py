@@ -17,7 +17,8 @@ from rft.actor.forward.vocabulary import forbidden_tokens, vocabulary_size
 from rft.actor.heads import LanguageNetwork, ScoreNetwork, StepNetwork, ValueNetwork, check_scorer
 from rft.actor.init import CLASSIFIERS, blocks, load_with_head, meta_model, read_config, read_weights
 from rft.actor.loading.drawing import Drawing
-from rft.actor.loading.export import DTYPE, write_model
+from rft.actor.loading.dtype import loaded_dtype
+from rft.actor.loading.export import write_model
 from rft.actor.lora.adapters import Adapters, Lora
 from rft.actor.lora.stored import find_adapter
 from rft.actor.packing.attention import use_packed_attention, use_padded_attention
@@ -38,12 +39,14 @@ class ShardedModel:
         blocks: the parts of the network that are sharded one by one.
         plain: the unsharded model, its parameters zeros that take no memory.
         adapters: that train in place of the model's own weights, or None.
+        loaded_dtype: of the files that what is exported was read from; float32 for what is new.
     """
 
     network: Network
     blocks: list[nn.Module]
     plain: PreTrainedModel
     adapters: Adapters | None
+    loaded_dtype: torch.dtype
 
 
 def build_model(
@@ -89,6 +92,7 @@ def build_model(
         continued = None if path is None else find_adapter(path)
         lora.find(config, continued, key)
         path = path if continued is None else continued.base
+    dtype = loaded_dtype(path, config, lora, continued)
 
     drawing = Drawing() if strategy.shards_meta else None
     model = load_with_head(path, config, context.seed, tokenizer.pad_token_id, head, key, drawing)
@@ -119,7 +123,7 @@ def build_model(
     strategy.parallelize(network.model.base_model, key)
     strategy.shard(network, model_blocks)
     read_shards(strategy, network, network.model, plain, path, drawing)
-    return ShardedModel(network, model_blocks, plain, adapters)
+    return ShardedModel(network, model_blocks, plain, adapters, dtype)
 
 
 def read_shards(
@@ -192,7 +196,7 @@ def write_export(
     head: str,
     save_processor: Callable[[Path], None] | None,
     end: int | None,
-    dtype: torch.dtype = DTYPE,
+    dtype: torch.dtype,
 ) -> None:
     """Writes a policy, its tokenizer and processor: a folder that transformers loads, or an adapter that peft loads.
 
@@ -207,14 +211,17 @@ def write_export(
     Raises:
         OSError, SafetensorError: a file cannot be written.
     """
-    saved = with_end_token(tokenizer, end) if head == "score" else tokenizer
+    alone = adapters is not None and adapters.exported_alone
+    saved = with_end_token(tokenizer, end) if head == "score" else ending_in(tokenizer, end) if alone else tokenizer
     if save_processor is not None:  # with its tokenizer, which that of the export replaces
         save_processor(folder)
     saved.save_pretrained(folder)
+    set_end_tokens(model, tokenizer)
     if adapters is not None and adapters.exported_alone:
         adapters.save({name: tensor.to("cpu", dtype) for name, tensor in weights}, folder)
+        if model.can_generate():
+            model.generation_config.save_pretrained(folder)
         return
-    set_end_tokens(model, tokenizer)
     write_model(model, weights, folder, dtype)
 
 
@@ -254,6 +261,19 @@ def set_end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     config = model.config if "eos_token_id" in vars(model.config) else model.config.get_text_config()
     if config.eos_token_id is None:
         config.eos_token_id = generation.eos_token_id
+
+
+def ending_in(tokenizer: PreTrainedTokenizerBase, end: int | None) -> PreTrainedTokenizerBase:
+    """A tokenizer whose eos token is the end token, for an adapter: readers of it take all else from its model.
+
+    Args:
+        end: see `ModelContext.end`.
+    """
+    if end is None or end == tokenizer.eos_token_id:
+        return tokenizer
+    ending = copy.deepcopy(tokenizer)
+    ending.eos_token = tokenizer.convert_ids_to_tokens(end)
+    return ending
 
 
 def with_end_token(tokenizer: PreTrainedTokenizerBase, end: int | None) -> PreTrainedTokenizerBase:

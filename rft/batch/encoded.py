@@ -17,7 +17,7 @@ class RawText(NamedTuple):
 
     Attributes:
         ids: the token ids of the text before the processor expands its slots.
-        media: by type, in the order of the slots, as `rft.data.encode.media_files` opens them.
+        media: by type, in the order of the slots, as `rft.data.encode.media.files` opens them.
         sampling_rate: of sounds among them, in samples per second; 0 without.
     """
 
@@ -68,10 +68,10 @@ class EncodedText(list[int]):
         columns = {name: column[start:end] for name, column in self.columns.items()}
         return EncodedText(self[start:end], columns, None if start else self.media)
 
-    def without_first(self) -> "EncodedText":
-        """The text behind its first token, which is none of a medium."""
-        raw = None if self.raw is None else self.raw._replace(ids=self.raw.ids[1:])
-        behind = self.part(1, len(self))
+    def behind(self, count: int) -> "EncodedText":
+        """The text behind its first `count` tokens, of which none is of a medium."""
+        raw = None if self.raw is None else self.raw._replace(ids=self.raw.ids[count:])
+        behind = self.part(count, len(self))
         return EncodedText(behind, behind.columns, self.media, raw)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rft.batch.entries import PROMPT_OPENS
-from rft.data.encode.media_folder import name_media
+from rft.data.encode.media.folder import name_media
 from rft.data.rows.files import WHOLE, find_files
 from rft.data.rows.lazy import Row, Rows, place, subset
 from rft.data.rows.sources import row_converter

@@ -18,7 +18,7 @@ from rft.batch.entries import PROMPT_OPENS
 from rft.batch.scores import number_or_none
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths
-from rft.data.encode.media_folder import store_media
+from rft.data.encode.media.folder import store_media
 from rft.evaluation.base import RowEvaluator, SetResult, metric_value, summary
 from rft.evaluation.estimators import interval
 from rft.evaluation.generation import GenerationResult

@@ -14,8 +14,8 @@ from typing import Any
 
 from rich.console import Console
 
-from rft.data.encode.media_files import whole_file
-from rft.data.encode.media_folder import store_media
+from rft.data.encode.media.files import whole_file
+from rft.data.encode.media.folder import store_media
 from rft.data.encode.parts import normalize_media, with_data_urls
 from rft.data.rows.files import WHOLE, find_files
 from rft.data.rows.lazy import Row, Rows

@@ -21,7 +21,7 @@ from rft.batch.balance import Balance
 from rft.batch.scores import Scoring
 from rft.data.base import Source, given_texts
 from rft.data.encode.lengths import Lengths
-from rft.data.encode.media_folder import store_media
+from rft.data.encode.media.folder import store_media
 from rft.distributed import SINGLE_PROCESS, World, raise_peer_failure
 from rft.evaluation.base import metric_value
 from rft.evaluation.canary import CanaryProbe

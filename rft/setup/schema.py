@@ -18,7 +18,7 @@ from rft.remote.server_process import is_loopback
 from rft.reward.serving.limits import Limits
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.environment.options import EnvironmentOptions
-from rft.train.checkpoint.checkpoints import CheckpointOptions
+from rft.train.checkpoint.options import CheckpointOptions
 from rft.train.diverged import FaultOptions
 from rft.train.folder.run_folder import RESULT
 from rft.train.trajectories import Trajectories

@@ -382,9 +382,9 @@ class Trainer:
             if model.optimizer_options is not None or not model.has_weights or replaced
         }
 
-    def save_model(self, folder: Path) -> None:
+    def save_model(self, folder: Path, dtype: torch.dtype | None) -> None:
         """Writes the policy, with what an evaluation after this step has measured of it. A collective."""
-        self.policy.save_model(folder)
+        self.policy.save_model(folder, dtype)
         if self.world.rank == 0 and (entries := self.config_entries()):
             add_to_config(entries, folder)
 

@@ -24,7 +24,8 @@ from rft.actor.init import blocks
 from rft.distributed import World, leave, start
 from rft.main import CONFIG_FOLDER
 from rft.strategy.fsdp2 import FSDP2
-from rft.train.checkpoint.checkpoints import CheckpointOptions, Checkpoints
+from rft.train.checkpoint.checkpoints import Checkpoints
+from rft.train.checkpoint.options import CheckpointOptions
 
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 MIB = 2**20
@@ -41,7 +42,7 @@ def main(folder: Path, size: str, repeats: int) -> None:
     strategy.shard(model, blocks(model))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
     strategy.allocate_optimizer_state(optimizer)
-    kept = CheckpointOptions(every=1, keep_last=1, keep_best=0, keep_every=0, export_every=1)
+    kept = CheckpointOptions(every=1, keep_last=1, keep_best=0, keep_every=0, export_every=1, export_dtype="auto")
     checkpoints = Checkpoints(folder, kept, world, "accuracy", print)
     step = 0
 
@@ -49,7 +50,7 @@ def main(folder: Path, size: str, repeats: int) -> None:
         nonlocal step
         step += 1
         state = {"network": strategy.model_state(model, True), "optimizer": strategy.optimizer_state(model, optimizer)}
-        checkpoints.write(step, {"actors": {"actor": state}}, lambda path: None, None, False)
+        checkpoints.write(step, {"actors": {"actor": state}}, lambda path, dtype: None, None, False)
         return checkpoints.wait
 
     def gathered() -> Wait:

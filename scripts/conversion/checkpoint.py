@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.init import load_with_head, read_config
 from rft.actor.loading.backbone_names import outer_prefix
 from rft.actor.loading.drawing import Drawing
-from rft.actor.loading.export import DTYPE, add_to_config, exported
+from rft.actor.loading.dtype import loaded_dtype
+from rft.actor.loading.export import add_to_config, exported
 from rft.actor.loading.stored import StoredWeights, find_files, open_tensors
 from rft.actor.lora.adapters import Adapters
 from rft.actor.lora.stored import find_adapter, model_path
@@ -30,7 +31,7 @@ from rft.data.encode.encoder import Encoder
 from rft.data.encode.processor import MediaProcessor
 from rft.registry import Target
 from rft.setup.parts import actor_of, processor_of, strategy_of
-from rft.strategy.base import DTYPES
+from rft.strategy.base import AUTO, DTYPES
 from rft.train.checkpoint.checkpoints import STATE
 from rft.train.checkpoint.manifest import damage, read_manifest
 from rft.train.checkpoint.shards import file_numbers, load_tensors
@@ -65,6 +66,7 @@ class SavedPolicy:
         processor: of the run; None for a model of text.
         seed: of the run.
         dtype: of weights beside adapters.
+        export_dtype: in which the run exports; None: that of the files that the weights were loaded from.
     """
 
     folder: Path
@@ -76,9 +78,13 @@ class SavedPolicy:
     processor: MediaProcessor | None
     seed: int
     dtype: torch.dtype
+    export_dtype: torch.dtype | None
 
-    def write(self, out: Path, dtype: torch.dtype = DTYPE) -> None:
+    def write(self, out: Path, dtype: torch.dtype | None) -> None:
         """Writes the policy as the run would export it.
+
+        Args:
+            dtype: see `TrainableModel.save_model`.
 
         Raises:
             ValueError: the model of `actor.path` cannot be read.
@@ -87,8 +93,11 @@ class SavedPolicy:
         if lora is not None:
             lora.check(POLICY, path, trains=True)
             path = None if path is None else model_path(path)
+        config = read_config(path, self.options["model_config"], len(self.tokenizer), POLICY)
+        continued = None if path is None else find_adapter(self.options["path"])
+        dtype = dtype or loaded_dtype(path, config, lora, continued)
         drawing = Drawing()
-        model = self._model(path, drawing)
+        model = self._model(path, config, drawing)
         adapters = None if lora is None else self._adapters(model, path)
         if adapters is not None and adapters.exported_alone:
             weights = adapters.tensors()
@@ -101,10 +110,9 @@ class SavedPolicy:
         if self.config_entries:
             add_to_config(self.config_entries, out)
 
-    def _model(self, path: str | None, drawing: Drawing) -> PreTrainedModel:
+    def _model(self, path: str | None, config: PretrainedConfig, drawing: Drawing) -> PreTrainedModel:
         """The model; weights that `_unsaved` can read or draw are on the meta device."""
         head, pad = self.options["head"], self.tokenizer.pad_token_id
-        config = read_config(path, self.options["model_config"], len(self.tokenizer), POLICY)
         model = load_with_head(path, config, self.seed, pad, head, POLICY, drawing)
         backbone: PreTrainedModel = model.base_model
         return backbone if head == "value" else model
@@ -203,6 +211,7 @@ def read_policy(folder: Path, average: bool) -> SavedPolicy:
         processor=None if processor is None else processor.build(tokenizer=tokenizer),
         seed=config["seed"],
         dtype=DTYPES[strategy.factory.compute_dtype(strategy.options)],
+        export_dtype=DTYPES.get(whole["checkpoint"].get("export_dtype", AUTO)),  # older runs have no such key
     )
 
 

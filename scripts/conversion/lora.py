@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -10,12 +11,13 @@ from conversion.model_folder import read_tensors
 from rft.actor.lora.stored import PREFIX, WEIGHTS, delta, read_options
 
 
-def merged(adapter: Path, base: Path) -> Iterator[tuple[str, Tensor]]:
+def merged(adapter: Path, base: Path, dtype: str | None) -> Iterator[tuple[str, Tensor]]:
     """The tensors of the base with the adapter.
 
     Args:
         adapter: a folder with adapter_config.json and adapter_model.safetensors.
         base: the folder of the model that it was trained on.
+        dtype: of the sums, which are computed in float32; None: as in the base.
 
     Raises:
         ValueError: the adapter cannot be merged by the formula, or belongs to another base.
@@ -29,8 +31,8 @@ def merged(adapter: Path, base: Path) -> Iterator[tuple[str, Tensor]]:
         if whole in tensors:  # of modules_to_save
             weight = tensors[whole]
         if kind == "weight" and down in tensors:
-            weight = weight.clone()
-            weight += delta(tensors[down], tensors[up], module, options)
+            kept = weight.dtype if dtype is None else getattr(torch, dtype)
+            weight = (weight.float() + delta(tensors[down], tensors[up], module, options)).to(kept)
             left -= {down, up}
         left.discard(whole)
         yield name, weight

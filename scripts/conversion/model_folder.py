@@ -3,6 +3,7 @@
 import json
 import pickle
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from transformers import AutoConfig
 from rft.setup.loadable import check_loadable
 
 INDEX = "model.safetensors.index.json"
+DTYPE_KEYS = {"dtype", "torch_dtype"}  # of a config; older versions of transformers write the second
 BESIDE = ("*.json", "*.txt", "*.model", "*.jinja")  # of the files beside the weights; no code
 FILE_BYTES = 2**32  # of a file of weights, or those of its only tensor
 
@@ -71,7 +73,7 @@ def write_model(tensors: Iterable[tuple[str, Tensor]], beside: Path, out: Path, 
         for file in sorted(file for pattern in BESIDE for file in beside.glob(pattern)):
             if not file.name.endswith(".index.json"):
                 shutil.copy(file, partial / file.name)
-        _write_weights(_cast(tensors, dtype), partial)
+        _name_dtype(partial / "config.json", _write_weights(_cast(tensors, dtype), partial))
         config = AutoConfig.from_pretrained(partial, trust_remote_code=False)
         head = "lm" if any(name.endswith("ForCausalLM") for name in config.architectures or ()) else "classifier"
         if head == "lm":
@@ -100,8 +102,22 @@ def _cast(tensors: Iterable[tuple[str, Tensor]], dtype: str | None) -> Iterator[
         yield name, tensor.to(kind) if kind is not None and tensor.is_floating_point() else tensor
 
 
-def _write_weights(tensors: Iterable[tuple[str, Tensor]], folder: Path) -> None:
-    """Writes numbered files and their index, or one file without an index."""
+def _name_dtype(config: Path, dtype: str) -> None:
+    """Writes a dtype where a config and its parts name one, and at the top."""
+
+    def named(node: dict[str, Any]) -> dict[str, Any]:
+        parts = {key: named(value) if isinstance(value, dict) else value for key, value in node.items()}
+        return {key: dtype if key in DTYPE_KEYS else value for key, value in parts.items()}
+
+    whole = named(json.loads(config.read_text(encoding="utf-8")))
+    if not DTYPE_KEYS & whole.keys():
+        whole["dtype"] = dtype
+    config.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_weights(tensors: Iterable[tuple[str, Tensor]], folder: Path) -> str:
+    """Writes numbered files and their index, or one file without an index; returns the dtype of most numbers."""
+    numbers = Counter[str]()
     files: list[list[str]] = []
     sizes: list[int] = []
     held: dict[str, Tensor] = {}
@@ -116,10 +132,13 @@ def _write_weights(tensors: Iterable[tuple[str, Tensor]], folder: Path) -> None:
             flush()
         held[name] = tensor.clone(memory_format=torch.contiguous_format)  # of its own storage, as safetensors needs
         sizes.append(tensor.nbytes)
+        if tensor.is_floating_point():
+            numbers[str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
     flush()
+    common = max(numbers, key=numbers.__getitem__)
     if len(files) == 1:
         (folder / "0.safetensors").rename(folder / "model.safetensors")
-        return
+        return common
     placed: dict[str, str] = {}
     for number, names in enumerate(files):
         final = f"model-{number + 1:05d}-of-{len(files):05d}.safetensors"
@@ -127,3 +146,4 @@ def _write_weights(tensors: Iterable[tuple[str, Tensor]], folder: Path) -> None:
         placed |= dict.fromkeys(names, final)
     index = {"metadata": {"total_size": sum(sizes)}, "weight_map": placed}
     (folder / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
+    return common

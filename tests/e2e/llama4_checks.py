@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForMultimodalLM
 
 from rft.actor.packing.attention import use_packed_attention
-from rft.data.encode.without_video import load_processor
+from rft.data.encode.media.without_video import load_processor
 from rft.rollout.engine.base import Request
 from rft.setup.assembly import Job
 from tests.actor.forward.test_backbone import by_the_model

@@ -9,7 +9,7 @@ from rich.console import Console
 from safetensors.torch import save_file
 from transformers import AutoModelForMultimodalLM, Qwen2_5OmniConfig
 
-from rft.data.encode.without_video import load_processor
+from rft.data.encode.media.without_video import load_processor
 from rft.distributed import stop
 from rft.errors import Problems
 from rft.modes.evaluate import evaluate

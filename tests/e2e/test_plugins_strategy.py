@@ -85,12 +85,13 @@ def test_its_own_checks_are_heard(tiny):
             config
             | {
                 "strategy": {
-                    "_target_": "rft.train.checkpoint.checkpoints.CheckpointOptions",
+                    "_target_": "rft.train.checkpoint.options.CheckpointOptions",
                     "every": 1,
                     "keep_last": 1,
                     "keep_best": 1,
                     "keep_every": 0,
                     "export_every": 1,
+                    "export_dtype": "auto",
                 }
             }
         )

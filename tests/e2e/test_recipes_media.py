@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 import rft
-from rft.data.encode.media_files import open_image
+from rft.data.encode.media.files import open_image
 from rft.data.encode.parts import media_of
 from rft.data.rows.sources import FileRows
 from rft.setup.assembly import Job

@@ -12,7 +12,7 @@ from rft.errors import Problems
 from rft.rollout.engine.base import Request
 from rft.setup.assembly import Job
 from tests.actor.forward.test_backbone import assert_packed_as_padded, by_the_model
-from tests.data.encode.test_media_files import movie
+from tests.data.encode.media.test_files import movie
 from tests.families import family, frames
 from tests.families.rows import OMNI, batch_of, columns, encoder, network_of, rows
 from tests.families.video import READ, family_with_video

@@ -18,8 +18,8 @@ from torch import nn
 from transformers import AutoModelForMultimodalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.models.smolvlm import processing_smolvlm
 
+from rft.data.encode.media.without_video import video_part, without_video
 from rft.data.encode.tokenizer import characters
-from rft.data.encode.without_video import video_part, without_video
 
 ROLES = ["<|im_start|>", "<|im_end|>"]
 VISION = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 import rft
-from rft.data.encode.media_folder import store_media
+from rft.data.encode.media.folder import store_media
 from rft.logger.console import RunConsole
 from rft.logger.history import History, read_lines, trajectory_files
 from rft.logger.log import RunLog, Sink

@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import convert  # noqa: E402
 from conversion import model_folder  # noqa: E402
 from conversion.deepspeed import read_zero  # noqa: E402
+from conversion.model_folder import read_tensors  # noqa: E402
 
 
 def save(folder, dtype="float32", tied=False):
@@ -88,6 +89,26 @@ def test_a_merged_adapter_is_that_of_peft(dtype, changes, run, tmp_path, monkeyp
     files = sorted(tmp_path.glob("out/model-*.safetensors"))
     assert len(files) > 2 and all(sum(t.nbytes for t in load_file(file).values()) <= 1400 for file in files)
     assert (tmp_path / "out" / "vocab.txt").read_text() == "a"
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == dtype
+
+
+@pytest.mark.parametrize(("base", "asked"), [("bfloat16", None), ("bfloat16", "float32"), ("float32", "float16")])
+def test_an_adapter_is_merged_in_float32_and_rounded_once_and_the_config_names_the_dtype(base, asked, run, tmp_path):
+    save(tmp_path / "base", base)
+    config = json.loads((tmp_path / "base" / "config.json").read_text())
+    parts = {"torch_dtype": config.pop("dtype"), "part": {"dtype": base}}
+    (tmp_path / "base" / "config.json").write_text(json.dumps(config | parts))
+    adapter(tmp_path / "base", tmp_path / "adapter")
+    options = () if asked is None else ("--dtype", asked)
+    assert run("merge", tmp_path / "adapter", "--out", tmp_path / "out", *options) == (0, "")
+    named = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert named["torch_dtype"] == named["part"]["dtype"] == (asked or base)
+    name, tensors = "model.layers.1.mlp.down_proj", load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    down, up = (tensors[f"base_model.model.{name}.lora_{part}.weight"] for part in "AB")
+    scale = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["lora_alpha"] / len(down)
+    weight = dict(read_tensors(tmp_path / "base"))[f"{name}.weight"]
+    expected = (weight.float() + up @ down * scale).to(getattr(torch, asked or base))
+    assert torch.equal(dict(read_tensors(tmp_path / "out"))[f"{name}.weight"], expected)
 
 
 def test_what_cannot_be_merged_is_refused(run, tmp_path):

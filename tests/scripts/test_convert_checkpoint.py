@@ -47,6 +47,8 @@ CASES = {  # the folder of actor.path, and overrides
     "frozen": (None, (FROZEN,)),
     "critic": (None, ("algorithm=ppo",)),
     "template": (None, ("data.template=turns",)),
+    "dtype": (None, ("checkpoint.export_dtype=bfloat16", "actor.ema=0.5")),
+    "tied-path": ("tied", ()),
     "score": (None, ("algorithm=reward_model", "eval.every=1")),
     "step": (None, ("algorithm=process_reward_model",)),
     "tied-path-frozen": ("tied", (FROZEN,)),
@@ -191,6 +193,23 @@ def test_a_checkpoint_names_only_the_classes_of_a_policy(run, tiny, tmp_path):
         code, error = run(step, "--out", tmp_path / "model")
         assert code == 1 and f"{step} has {key}._target_=subprocess.check_call" in error
     assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.slow
+def test_the_dtype_of_exports_changes_no_weight_of_the_run(tiny, run, tmp_path):
+    Job(tiny("warmup=none", "steps=2", f"output_dir={tmp_path / 'whole'}")).fit("")
+    half = "checkpoint.export_dtype=bfloat16"
+    Job(tiny("warmup=none", "steps=1", half)).fit("")
+    first = tmp_path / "run" / "checkpoints" / "step_00000001"
+    assert run(first, "--out", tmp_path / "model", "--dtype", "float32") == (0, "")
+    exact, written = (load_file(folder / "model.safetensors") for folder in (tmp_path / "model", first / "actor"))
+    assert_equal(written, {name: tensor.bfloat16() for name, tensor in exact.items()})
+    assert not any(torch.equal(written[name].float(), tensor) for name, tensor in exact.items() if "proj" in name)
+    Job(tiny("warmup=none", "steps=2")).fit("")
+    assert_equal(weights(tmp_path / "run"), weights(tmp_path / "whole"))
+    assert {
+        tensor.dtype for tensor in load_file(tmp_path / "run/checkpoints/latest/actor/model.safetensors").values()
+    } == {torch.float32}
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ the model, and many in its files), and are held until their file is full.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby, islice
 from pathlib import Path
@@ -14,8 +15,8 @@ import torch
 from huggingface_hub import StateDictSplit, split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import PreTrainedModel
-from transformers.core_model_loading import revert_weight_conversion
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.core_model_loading import build_glob_alternation, revert_weight_conversion
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
@@ -24,25 +25,25 @@ from rft.actor.init import blocks
 from rft.actor.loading.checkpoint_names import checkpoint_names, renamed
 
 FILE_BYTES = 2**30  # of a file, or those of its only tensor
-DTYPE = torch.float32
 
 
-def exported(model: PreTrainedModel, dtype: torch.dtype = DTYPE) -> dict[str, Tensor]:
+def exported(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     """The tensors of a model that its files hold, on the meta device; of tied ones the one that transformers keeps.
 
     Args:
         model: its weights are not read.
-        dtype: of floating-point tensors.
+        dtype: see `write_model`.
     """
+    whole = _kept_in_float32(model, dtype)
     tensors = {
-        name: torch.empty(tensor.shape, dtype=_in_file(tensor, dtype), device="meta")
+        name: torch.empty(tensor.shape, dtype=_in_file(name, tensor, dtype, whole), device="meta")
         for name, tensor in model.state_dict().items()
         if name not in (model._keys_to_ignore_on_save or ())
     }
     return remove_tied_weights_from_state_dict(tensors, model)
 
 
-def file_layout(model: PreTrainedModel, dtype: torch.dtype = DTYPE) -> StateDictSplit:
+def file_layout(model: PreTrainedModel, dtype: torch.dtype) -> StateDictSplit:
     """The files of a model, and the names of the tensors in each; see `exported`."""
     stored = dict(_as_stored(model, exported(model, dtype).items()))
     return split_torch_state_dict_into_shards(
@@ -51,10 +52,7 @@ def file_layout(model: PreTrainedModel, dtype: torch.dtype = DTYPE) -> StateDict
 
 
 def fill_files(
-    model: PreTrainedModel,
-    layout: StateDictSplit,
-    tensors: Iterable[tuple[str, Tensor]],
-    dtype: torch.dtype = DTYPE,
+    model: PreTrainedModel, layout: StateDictSplit, tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype
 ) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """The names of files and their tensors, on the CPU. Memory: one file and one block, if the caller keeps none.
 
@@ -64,10 +62,10 @@ def fill_files(
     Args:
         layout: see `file_layout`.
         tensors: those of `exported`, in its order.
-        dtype: of floating-point tensors in the files.
+        dtype: see `write_model`.
     """
     held: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in _as_stored(model, _on_cpu(tensors, dtype)):
+    for name, tensor in _as_stored(model, _on_cpu(model, tensors, dtype)):
         file = layout.tensor_to_filename[name]
         held.setdefault(file, {})[name] = tensor
         del tensor  # before the caller is done with the file
@@ -77,21 +75,22 @@ def fill_files(
 
 
 def write_model(
-    model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]], folder: Path, dtype: torch.dtype = DTYPE
+    model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]], folder: Path, dtype: torch.dtype
 ) -> None:
     """Writes a folder that `from_pretrained` loads.
 
     Args:
         model: the structure and the configs; its weights are not read.
         tensors: those of `exported`, in its order.
-        dtype: of floating-point tensors in the files.
+        dtype: of floating-point tensors in the files, and in the config. Tensors that transformers always loads in
+            float32 stay in float32.
 
     Raises:
         OSError, SafetensorError: a file cannot be written.
     """
     if model._auto_class is not None:  # of a trusted folder: its python files, and auto_map in the config
         custom_object_save(model, folder, config=model.config)
-    model.config.dtype = str(dtype).removeprefix("torch.")
+    _set_dtype(model.config, str(dtype).removeprefix("torch."))
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
     if model.can_generate():
@@ -131,14 +130,33 @@ def _as_stored(model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]]) ->
         yield from revert_weight_conversion(model, dict(islice(left, len(list(members))))).items()
 
 
-def _on_cpu(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def _on_cpu(
+    model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    whole = _kept_in_float32(model, dtype)
     for name, tensor in tensors:
-        yield name, tensor.to("cpu", _in_file(tensor, dtype))
+        yield name, tensor.to("cpu", _in_file(name, tensor, dtype, whole))
         del tensor  # before the next one is gathered
 
 
-def _in_file(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
-    return dtype if tensor.is_floating_point() else tensor.dtype
+def _kept_in_float32(model: PreTrainedModel, dtype: torch.dtype) -> re.Pattern[str]:
+    """Matches the names of the tensors that transformers loads in float32 from files of this dtype."""
+    names = list(model._get_dtype_plan(dtype))
+    return build_glob_alternation(names)[0] if names else re.compile("(?!)")
+
+
+def _in_file(name: str, tensor: Tensor, dtype: torch.dtype, whole: re.Pattern[str]) -> torch.dtype:
+    if not tensor.is_floating_point():
+        return tensor.dtype
+    return torch.float32 if whole.search(name) else dtype
+
+
+def _set_dtype(config: PretrainedConfig, dtype: str) -> None:
+    """Writes the dtype into a config and those of its parts."""
+    config.dtype = dtype
+    for part in vars(config).values():
+        if isinstance(part, PretrainedConfig):
+            _set_dtype(part, dtype)
 
 
 def _write_index(metadata: Mapping[str, int], files: Mapping[str, str], folder: Path) -> None:

@@ -37,6 +37,7 @@ from rft.actor.lora.nf4 import PackedLinear
 
 SAFE = ".safetensors"
 STORED = ("quantization_config", "transformers_weights")  # keys of a config: `from_pretrained` has to read the model
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # by their names in safetensors
 COMPARED = 2**24  # numbers of two tensors that are compared at a time
 
 
@@ -88,6 +89,10 @@ class MappedTensor:
     def get_shape(self) -> list[int]:
         """Its sizes."""
         return list(self._tensor.shape)
+
+    def get_dtype(self) -> str:
+        """Its dtype, by the name that safetensors has for it."""
+        return next((name for name, dtype in DTYPES.items() if dtype == self._tensor.dtype), str(self._tensor.dtype))
 
     def __getitem__(self, region: Any) -> Tensor:
         return self._tensor[region]

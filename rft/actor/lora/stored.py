@@ -14,6 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -71,6 +72,11 @@ class StoredAdapter:
                 "merge, or with peft"
             )
         return found
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of A and B."""
+        return next(iter(self.layers.values()))[0].dtype
 
     def delta(self, layer: str) -> Tensor:
         """What the adapter adds to the weight of a layer, (out, in); see `delta`."""

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rft.batch.encoded import EncodedText, MediaFacts
 from rft.batch.thoughts import PromptThoughts
+from rft.data.encode.continuation import Continuation
 from rft.data.encode.masks import SHOWN, answers, check_turns, check_unmarked, conversation, fates, join, text_fates
 from rft.data.encode.parts import text_of
 from rft.data.encode.processor import MediaProcessor, Parts, RichText, refuse_media
@@ -47,6 +48,7 @@ class Encoder:
         limit, processor: as given.
         chat: the template; None if it is "none".
         tools: the schemas of `tools`.
+        continued: the tokens of texts that continue another one; see `Continuation`.
         end: the token that answers are trained to end with: that of the template, else that of the tokenizer.
         answers: of the assistant in the examples so far, by what became of them; see `masks.explain`.
         thoughts: finds the thoughts that prompts open.
@@ -91,6 +93,7 @@ class Encoder:
         self.answers: Counter[str] = Counter()
         self.limit = limit
         self.processor = processor
+        self.continued = Continuation(tokenizer, self.tokenize)
         cut = limit if limit is not None and limit.cuts else None
         self.made_of = (template, system, self.tools, train_on, dict(arguments), cut, scored)
 
@@ -253,8 +256,8 @@ class Encoder:
         return ids, ends
 
     def encode(self, texts: list[str]) -> list[EncodedText]:
-        """The tokens of texts, without template and BOS token."""
-        return self.tokenize([RichText(self._escape(text)) for text in texts])
+        """The tokens of texts that continue another one, without template and BOS token."""
+        return self.continued([RichText(self._escape(text)) for text in texts])
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
@@ -320,7 +323,7 @@ class Encoder:
             if up_to_cut[: len(tokens)] == tokens:
                 piece = up_to_cut.part(len(tokens), len(up_to_cut))
             else:
-                [piece] = self.tokenize([self._between(rich, done, cut)])
+                [piece] = self.continued([self._between(rich, done, cut)], tokens[-1])
             pieces.append(EncodedText(piece, piece.columns))
             tokens = tokens + piece
             done = cut

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
-from rft.data.encode.media_files import data_url, file_of, small_file
+from rft.data.encode.media.files import data_url, file_of, small_file
 
 Messages = list[dict[str, Any]]
 

@@ -2,8 +2,8 @@
 
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
+from rft.data.encode.media.without_video import VIDEO, load_processor, video_part, without_video
 from rft.data.encode.processor import MediaProcessor, placeholder_tokens, slots_of_template
-from rft.data.encode.without_video import VIDEO, load_processor, video_part, without_video
 from rft.ranges import PositiveFloat, PositiveInt
 
 

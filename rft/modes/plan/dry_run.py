@@ -49,6 +49,7 @@ class DryRun:
         skip, tracker: the active modes.
         hooks: the hooks of the models.
         sharded_terms: the terms of the reward whose models are spread over the ranks; not loaded yet.
+        export_dtype: see `TrainableModel.save_model`.
 
     Attributes:
         policy: the policy of the trainer.
@@ -68,6 +69,7 @@ class DryRun:
         tracker: MemoryTracker,
         hooks: PlanHooks,
         sharded_terms: Sequence[ModelTerm],
+        export_dtype: torch.dtype | None,
     ) -> None:
         if not isinstance(trainer.policy, Actor):
             raise ValueError(
@@ -77,6 +79,7 @@ class DryRun:
         self.policy = trainer.policy
         self.rows = self.micro_batches = self.fullest = 0
         self._trainer = trainer
+        self._export_dtype = export_dtype or trainer.policy.loaded_dtype
         self._encoder = encoder
         self._skip = skip
         self._tracker = tracker
@@ -239,8 +242,8 @@ class DryRun:
         if adapters is not None and adapters.exported_alone:
             self._tracker.assign("export", [tensor for _, tensor in weights])
             return
-        plain = self.policy.plain_model()
-        for _, tensors in fill_files(plain, file_layout(plain), weights):
+        plain, dtype = self.policy.plain_model(), self._export_dtype
+        for _, tensors in fill_files(plain, file_layout(plain, dtype), weights, dtype):
             self._tracker.assign("export", tensors.values())
             del tensors  # before the next file is filled
 

@@ -169,7 +169,8 @@ class PlanJob(Job):
                 scoring = stub_scoring(self.reward.names)
                 trainer, stages = self.assemble(world, loaded, Path(), SilentLog(), scoring)
                 run.batch = batch
-            dry_run = DryRun(trainer, encoder, skip, tracker, self._hooks, self._sharded_terms(world))
+            sharded, dtype = self._sharded_terms(world), run.checkpoint.dtype()
+            dry_run = DryRun(trainer, encoder, skip, tracker, self._hooks, sharded, dtype)
             dry_run.begin(stages[-1])
             for number, stage in enumerate(stages):
                 dry_run.run_stage(number, stage, updates, 0 < run.checkpoint.every < stage.steps)

@@ -23,8 +23,9 @@ from rft.metrics import Metrics
 from rft.modes.replay.recorder import ROW, RecordedMetrics, RecordedObjective, StepRecord, StepRecorder
 from rft.setup.assembly import Job
 from rft.setup.datasets import Datasets
-from rft.train.checkpoint.checkpoints import CheckpointOptions, SavedState
+from rft.train.checkpoint.checkpoints import SavedState
 from rft.train.checkpoint.names import step_of
+from rft.train.checkpoint.options import CheckpointOptions
 from rft.train.diverged import NonFinitePolicy
 from rft.train.folder.run_folder import RunFolder
 from rft.train.stage import Stage
@@ -42,7 +43,7 @@ class ReplayJob(Job):
     def __init__(self, config: dict[str, Any]) -> None:
         self.recorder = StepRecorder()
         super().__init__(config)
-        once = CheckpointOptions(every=0, keep_last=1, keep_best=0, keep_every=0, export_every=1)
+        once = CheckpointOptions(every=0, keep_last=1, keep_best=0, keep_every=0, export_every=1, export_dtype="auto")
         self.run = replace(self.run, checkpoint=once, profile=replace(self.run.profile, steps=[]))
 
     def model_context(self, world: World, loaded: Datasets) -> ModelContext:

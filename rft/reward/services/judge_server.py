@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rft.data.encode.media_folder import openai_messages
+from rft.data.encode.media.folder import openai_messages
 from rft.ranges import PositiveInt
 from rft.remote.call_pool import BreakerOptions
 from rft.remote.http_client import ServerClient

@@ -136,7 +136,7 @@ class TurnTemplate:
         """
         messages = _with_ids(conversation(messages, "the messages of an environment"))
         if self._encoder.chat is None:
-            return self._encoder.tokenize([self._encoder.render(messages, None, True)])[0]
+            return self._encoder.continued([self._encoder.render(messages, None, True)], end)[0]
         seam = self._seam(tuple(message["role"] for message in messages), bool(tools or self._encoder.tools))
         rich = self._behind([USER], _answer(messages, seam.form), messages)  # tools change nothing behind the marker
         assert rich is not None
@@ -150,7 +150,7 @@ class TurnTemplate:
         if token is not None:  # tokens behind it may depend on it
             ids = self._encoder.tokenize([RichText(token + text, rich.media)])[0]
             if ids[:1] == [end]:
-                return ids.without_first()
+                return ids.behind(1)
         elif self._token.match(text):
             return self._encoder.tokenize([RichText(text, rich.media)])[0]
         raise NoSuffix("the template ends answers without a special token")

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from rft.batch.encoded import as_encoded
-from rft.data.encode.media_files import lossless_url
+from rft.data.encode.media.files import lossless_url
 from rft.remote.http_client import ServerClient
 from rft.remote.requests import Call
 from rft.remote.server_process import LOCAL

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,9 @@ from torch.profiler import record_function
 from rft.distributed import World
 from rft.logger.disk import rename, sync
 from rft.logger.history import rank_key
-from rft.ranges import NonNegativeInt, PositiveInt
 from rft.train.checkpoint.manifest import damage, describe, files_of, read_manifest, write_manifest
 from rft.train.checkpoint.names import checkpoints_in, delete, make_empty, name_of, remove, set_aside, step_of
+from rft.train.checkpoint.options import CheckpointOptions
 from rft.train.checkpoint.shards import Stager, load_tensors, save_tensors
 from rft.train.checkpoint.tree import join, places, split
 from rft.train.folder.run_folder import RunFolder
@@ -34,26 +33,6 @@ LATEST = "latest"
 STATE = "state.json"
 EXPORT_ERRORS = (OSError, SafetensorError)  # a full disk is one of them
 WRITE_ERRORS = (*EXPORT_ERRORS, RuntimeError, CheckpointException)  # or of torch.distributed.checkpoint
-
-
-@dataclass
-class CheckpointOptions:
-    """When to save and what to keep.
-
-    Attributes:
-        every: steps between checkpoints; 0 for the ends of stages alone.
-        keep_last: number of newest checkpoints that stay.
-        keep_best: number of best checkpoints, by the watched metric, that stay besides.
-        keep_every: checkpoints whose step is a multiple of this stay besides; 0 for none.
-        export_every: of the checkpoints that are `every` steps apart, every so many have the model in `actor/`, and so
-            has the last one of a stage; 1 for all checkpoints.
-    """
-
-    every: NonNegativeInt
-    keep_last: PositiveInt
-    keep_best: NonNegativeInt
-    keep_every: NonNegativeInt
-    export_every: PositiveInt
 
 
 class SavedState(Mapping[str, Any]):
@@ -178,14 +157,19 @@ class Checkpoints:
         return SavedState(self._source)
 
     def write(
-        self, step: int, state: dict[str, Any], save_model: Callable[[Path], None], metric: float | None, last: bool
+        self,
+        step: int,
+        state: dict[str, Any],
+        save_model: Callable[[Path, torch.dtype | None], None],
+        metric: float | None,
+        last: bool,
     ) -> None:
         """Copies a state and begins to write it as a checkpoint. The run may change the tensors then. A collective.
 
         What cannot be written is a warning, and the checkpoints before stay.
 
         Args:
-            save_model: writes the model into a folder. A collective.
+            save_model: writes the model into a folder, in a dtype or that of its files. A collective.
             metric: the value of the watched metric, where it was measured.
             last: of a stage.
         """
@@ -197,7 +181,7 @@ class Checkpoints:
         try:
             self._world.decide(lambda: make_empty(partial))
             if last or self._exports(step):
-                save_model(partial / "actor")
+                save_model(partial / "actor", self._options.dtype())
         except EXPORT_ERRORS as error:
             problem = _reason(error)
         problem = next((text for text in self._world.gather(problem) if text is not None), None)

@@ -54,7 +54,7 @@ def test_the_score_is_that_of_the_class_with_files_of_the_language_model_and_its
     with torch.no_grad():
         found = network(batch["tokens"], batch["loss_mask"], ("score",), 1.0, media=media)["score"]
     torch.testing.assert_close(found.sum(1), expected, rtol=1e-4, atol=1e-5)
-    write_model(model, ((key, model.state_dict()[key]) for key in exported(model)), tmp_path / "own")
+    write_model(model, ((key, model.state_dict()[key]) for key in exported(model)), tmp_path / "own", torch.float32)
     config = AutoConfig.from_pretrained(tmp_path / "own")
     check_classifier(config, "score", "path")
     again = CLASSIFIERS["score"].class_of(config).from_pretrained(tmp_path / "own", config=config).eval()

@@ -86,7 +86,7 @@ def test_files_of_a_small_model_are_loaded_by_transformers(world, tmp_path, monk
 def test_a_new_model_has_the_names_of_published_checkpoints(name, tmp_path):
     """Those that engines know; transformers loads them."""
     model = family(name).model()
-    write_model(model, ((key, model.state_dict()[key]) for key in exported(model)), tmp_path)
+    write_model(model, ((key, model.state_dict()[key]) for key in exported(model)), tmp_path, torch.float32)
     published = checkpoint_names(model)
     assert set(load_file(tmp_path / "model.safetensors")) == {published[key] for key in exported(model)}
     loaded = AutoModelForMultimodalLM.from_pretrained(tmp_path).state_dict()
@@ -104,9 +104,9 @@ def test_no_tensor_is_read_before_its_block_is_due(world, monkeypatch):
             read.append(name)
             yield name, torch.zeros(tensor.shape)
 
-    layout = file_layout(model)
+    layout = file_layout(model, torch.float32)
     seen = 0
-    for _, held in fill_files(model, layout, tensors()):
+    for _, held in fill_files(model, layout, tensors(), torch.float32):
         seen += len(held)
         ahead = read[seen:]
         assert all(name.startswith(read[seen - 1].rpartition("layers.")[0]) for name in ahead)
@@ -120,9 +120,9 @@ def test_a_tensor_that_is_larger_than_a_file_has_one_of_its_own(monkeypatch, lar
     """It comes after the beginning of a file that ends before it, such as the head, or behind it."""
     monkeypatch.setattr(export, "FILE_BYTES", FILE_BYTES)
     model = meta_model(AutoConfig.for_model(**{"vocab_size": 19} | MODEL | large))
-    layout, files = file_layout(model), {}
+    layout, files = file_layout(model, torch.float32), {}
     tensors = ((name, torch.zeros(tensor.shape)) for name, tensor in exported(model).items())
-    for file, held in fill_files(model, layout, tensors):
+    for file, held in fill_files(model, layout, tensors, torch.float32):
         files[file] = list(held)
         assert len(held) == 1 or sum(tensor.nbytes for tensor in held.values()) <= FILE_BYTES
     assert files == layout.filename_to_tensors

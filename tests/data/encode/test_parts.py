@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rft.data.encode.media_files import open_audio, open_image
+from rft.data.encode.media.files import open_audio, open_image
 from rft.data.encode.parts import has_parts, media_of, normalize_media, text_of, undecoded, with_data_urls
 from tests.data.media_parts import BLUE, RED, image, text, user
 
@@ -265,7 +265,7 @@ def test_features_of_media_are_not_decoded_and_others_are() -> None:
 
 def test_text_needs_no_package_of_media() -> None:
     code = (
-        "import sys; from rft.data.encode.parts import normalize_media; import rft.data.encode.media_files; "
+        "import sys; from rft.data.encode.parts import normalize_media; import rft.data.encode.media.files; "
         "normalize_media({'prompt': 'a', 'image': b'x'}, None); "
         "sys.exit(any(name.split('.')[0] in ('PIL', 'soundfile', 'soxr') for name in sys.modules))"
     )

@@ -7,7 +7,7 @@ from typing import Any
 import datasets
 import pytest
 
-from rft.data.encode.media_files import open_image
+from rft.data.encode.media.files import open_image
 from rft.data.encode.parts import media_of
 from rft.data.rows.lazy import Rows, load
 from rft.data.rows.sources import LONGEST, FileRows, HubRows, check_text, refuse_agents

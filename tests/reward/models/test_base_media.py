@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from rft.actor.init import load_with_head
-from rft.data.encode.without_video import load_processor
+from rft.data.encode.media.without_video import load_processor
 from tests.families import family, picture, sound
 from tests.reward.models import test_judge, test_scalar
 from tests.reward.reward_of import reward_of

@@ -17,13 +17,14 @@ from pathlib import Path
 import torch
 
 from rft.distributed import start
-from rft.train.checkpoint.checkpoints import CheckpointOptions, Checkpoints
+from rft.train.checkpoint.checkpoints import Checkpoints
+from rft.train.checkpoint.options import CheckpointOptions
 
 CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.symlink", "os.truncate"}
-OPTIONS = CheckpointOptions(every=1, keep_last=2, keep_best=0, keep_every=0, export_every=1)
+OPTIONS = CheckpointOptions(every=1, keep_last=2, keep_best=0, keep_every=0, export_every=1, export_dtype="auto")
 
 
-def save_model(folder: Path) -> None:
+def save_model(folder: Path, _: torch.dtype | None) -> None:
     """Writes an export of two files."""
     folder.mkdir()
     for name in ("config.json", "model.txt"):

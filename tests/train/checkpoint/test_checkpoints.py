@@ -10,8 +10,9 @@ import torch
 
 from rft.distributed import start
 from rft.train.checkpoint import checkpoints as module
-from rft.train.checkpoint.checkpoints import CheckpointOptions, Checkpoints
+from rft.train.checkpoint.checkpoints import Checkpoints
 from rft.train.checkpoint.manifest import damage, read_manifest
+from rft.train.checkpoint.options import CheckpointOptions
 from rft.train.folder.run_folder import RunCommand, RunFolder
 from tests.helpers import identical
 
@@ -27,7 +28,7 @@ def checkpoints():
     def make(
         run, every=1, keep_last=2, keep_best=0, keep_every=0, export_every=1, watched=ACCURACY, source=None, seed=0
     ):
-        options = CheckpointOptions(every, keep_last, keep_best, keep_every, export_every)
+        options = CheckpointOptions(every, keep_last, keep_best, keep_every, export_every, "auto")
         command = RunCommand(run, {"seed": seed, "actor": {"lr": 1e-6}, "logger": f"of {seed}"}, 3, frozenset())
         chosen = RunFolder(run, [], source, command)
         made = Checkpoints(run, options, world, watched, lambda text: made.warnings.append(text), chosen)
@@ -37,7 +38,7 @@ def checkpoints():
     return make
 
 
-def save_model(folder):
+def save_model(folder, _=None):
     folder.mkdir()
     (folder / "config.json").write_text("{}")
 
@@ -221,7 +222,7 @@ def test_the_run_continues_while_a_checkpoint_is_written_and_the_next_one_waits(
     order.append("the run continues")
     assert steps(tmp_path) == []
     threading.Timer(0.2, may_end.set).start()
-    saved.write(2, {"step": 2}, lambda folder: (order.append("the next one"), save_model(folder)), None, False)
+    saved.write(2, {"step": 2}, lambda folder, _: (order.append("the next one"), save_model(folder)), None, False)
     assert order == ["the run continues", "written", "the next one"] and steps(tmp_path) == [1]
     assert saved.wait() and steps(tmp_path) == [1, 2]
 

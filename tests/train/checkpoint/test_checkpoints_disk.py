@@ -6,7 +6,8 @@ import pytest
 
 from rft.distributed import start
 from rft.train.checkpoint import checkpoints as module
-from rft.train.checkpoint.checkpoints import CheckpointOptions, Checkpoints
+from rft.train.checkpoint.checkpoints import Checkpoints
+from rft.train.checkpoint.options import CheckpointOptions
 
 
 @pytest.fixture
@@ -14,11 +15,11 @@ def saved(tmp_path):
     """The checkpoints of a new run."""
     run = tmp_path / "run"
     run.mkdir()
-    options = CheckpointOptions(every=1, keep_last=2, keep_best=0, keep_every=0, export_every=1)
+    options = CheckpointOptions(every=1, keep_last=2, keep_best=0, keep_every=0, export_every=1, export_dtype="auto")
     return Checkpoints(run, options, start("cpu"), "accuracy", pytest.fail)
 
 
-def save_model(folder):
+def save_model(folder, _=None):
     folder.mkdir()
     (folder / "config.json").write_text("{}")
 

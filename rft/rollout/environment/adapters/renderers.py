@@ -179,7 +179,8 @@ def _exchange(encoder: Encoder) -> tuple[list[int], list[int]]:
     prompt = encoder.render([USER], None, True).text
     whole, _, _ = encoder.render([USER, {"role": "assistant", "content": MARK}], None, False).text.partition(MARK)
     before = prompt[: _first_difference(prompt, whole)]
-    first, second = encoder.tokenize([RichText(before), RichText(whole[len(before) :] + MARK)])
+    [first] = encoder.tokenize([RichText(before)])
+    [second] = encoder.continued([RichText(whole[len(before) :] + MARK)], first[-1])
     return list(first), list(second)
 
 

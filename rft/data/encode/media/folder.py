@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rft.batch.trajectory import plain_fields
-from rft.data.encode.media_files import data_url, file_of, small_file
+from rft.data.encode.media.files import data_url, file_of, small_file
 from rft.data.encode.parts import Messages, map_media, media_of
 from rft.logger.disk import make_folder, replacing
 from rft.logger.media import MEDIA

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rft.data.encode import media_files
-from rft.data.encode.media_files import (
+from rft.data.encode.media import files as media_files
+from rft.data.encode.media.files import (
     LARGEST,
     MOST_BYTES,
     file_of,
@@ -366,7 +366,7 @@ def test_a_video_for_people_is_the_file_or_its_first_frame(monkeypatch: pytest.M
     for value in (frames, list(frames)):
         drawn = small_file("video", value)
         assert drawn is not None and drawn[1] == "png" and Image.open(io.BytesIO(drawn[0])).getpixel((5, 3)) == (7,) * 3
-    monkeypatch.setattr("rft.data.encode.media_files.SMALL", 100)
+    monkeypatch.setattr("rft.data.encode.media.files.SMALL", 100)
     drawn = small_file("video", movie())
     assert drawn is not None and drawn[1] in ("png", "jpg")
     with pytest.raises(ValueError, match=r"is no mp4 or webm file, and other videos are not converted"):

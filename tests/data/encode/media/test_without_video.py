@@ -6,7 +6,7 @@ import torch
 import transformers
 from transformers import AutoProcessor
 
-from rft.data.encode.without_video import load_processor, without_video
+from rft.data.encode.media.without_video import load_processor, without_video
 from tests.families import FAMILIES, family, picture, sound
 
 VIDEO = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "smolvlm", "qwen2_5_omni_thinker"]
@@ -123,7 +123,7 @@ def test_class_without_a_video_part_stays():
 
 
 def test_class_stays_where_torchvision_is_installed(monkeypatch):
-    monkeypatch.setattr("rft.data.encode.without_video.is_torchvision_available", lambda: True)
+    monkeypatch.setattr("rft.data.encode.media.without_video.is_torchvision_available", lambda: True)
     assert without_video(transformers.Qwen2VLProcessor) is transformers.Qwen2VLProcessor
 
 
