@@ -67,22 +67,27 @@ class Lengths:
         return self._known(rows, lambda row: {name: row.get(name) for name in ("prompt", "tools")}, "prompts", count)
 
     def examples(
-        self, given: GivenTexts, rows: Rows, prompts: int, *, seed: int, columns: tuple[str, ...]
+        self, given: GivenTexts, rows: Rows, prompts: int, *, seed: int, columns: tuple[str, ...], shuffle: bool
     ) -> list[int]:
         """Tokens of each row of the batches of an epoch.
 
         Args:
-            rows, prompts, seed, columns: see `SourceContext`.
+            rows, prompts, seed, columns, shuffle: see `SourceContext`.
 
         Raises:
             ValueError: a row cannot be encoded.
         """
 
         def count(world: World) -> list[int]:
-            context = SourceContext(world, seed, self._encoder, rows, prompts, columns)
+            context = SourceContext(world, seed, self._encoder, rows, prompts, columns, shuffle)
             return [length for batch in given.epoch(context) for length in lengths(batch).tolist()]
 
-        made_of = (_code(given.source), dict(given.options), prompts, {"seed": seed, "columns": columns})
+        made_of = (
+            _code(given.source),
+            dict(given.options),
+            prompts,
+            {"seed": seed, "columns": columns, "shuffle": shuffle},
+        )
         return self._known(rows, lambda row: row, made_of, count)
 
     def _known(
