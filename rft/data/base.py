@@ -31,6 +31,7 @@ class SourceContext:
         rows: the rows of the data set.
         prompts: rows of the data set in a step, over all ranks.
         columns: the columns that the algorithm reads, sorted.
+        shuffle: `data.shuffle`: whether rows come in a random order, or in their own.
     """
 
     world: World
@@ -39,6 +40,7 @@ class SourceContext:
     rows: Rows
     prompts: int
     columns: tuple[str, ...]
+    shuffle: bool
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class CheckContext:
         terms: the names of the reward's terms; None if the reward is in error.
         streaming: `data.streaming`, the number of streamed rows that are shuffled together; or None.
         mixture: whether `data.train` is a mixture, whose weights decide how often a row is drawn.
+        shuffle: `data.shuffle`.
     """
 
     key: str
@@ -66,6 +69,7 @@ class CheckContext:
     terms: Collection[str] | None
     streaming: int | None
     mixture: bool
+    shuffle: bool
 
 
 @dataclass(frozen=True)

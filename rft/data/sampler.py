@@ -1,5 +1,6 @@
-"""Samplers: the order in which rows are drawn. It depends only on the seed and the rows, not on the number of ranks."""
+"""Samplers: the order in which rows are drawn. It depends on seed, rows and `data.shuffle`, not on the ranks."""
 
+from collections.abc import Iterable
 from fractions import Fraction
 from itertools import accumulate
 from math import ceil, floor
@@ -17,7 +18,7 @@ PART_SEEDS = 1_000_000_007  # distance between the seeds, or the first epochs, o
 
 
 class RowSampler:
-    """Draws rows of one data set without end: in shuffled epochs, by weight, or in the order of a stream.
+    """Draws rows of one data set without end: in epochs, by weight, or in the order of a stream.
 
     Attributes:
         position: draws so far, including skipped ones. It may be set if the rows are not a stream.
@@ -25,18 +26,20 @@ class RowSampler:
     Args:
         rows: the rows of the data set. No other sampler may use a stream.
         seed: determines every order.
-        first_epoch: number of the first epoch; it changes the order of rows that are not a stream.
+        shuffle: `data.shuffle`; false: every epoch has the rows in their own order.
+        first_epoch: number of the first epoch; it changes the shuffled order of rows that are not a stream.
     """
 
-    def __init__(self, rows: Rows, seed: int, first_epoch: int = 0) -> None:
+    def __init__(self, rows: Rows, seed: int, shuffle: bool = True, first_epoch: int = 0) -> None:
         self.position = 0
         self._rows = rows
         self._seed = seed
+        self._shuffle = shuffle
         self._first_epoch = first_epoch
         self._epoch = -1
         self._order: list[int] = []
         if isinstance(rows, RowStream):
-            rows.start(seed)
+            rows.start(seed, shuffle)
 
     def take(self, number: int, weights: Tensor | None = None) -> list[tuple[int, int]]:
         """The next (position, row) pairs. Positions count all draws of the run and never repeat.
@@ -64,8 +67,10 @@ class RowSampler:
         return taken
 
     def row_at(self, position: int) -> int:
-        """The row at a position of the shuffled epochs."""
+        """The row at a position of the epochs."""
         epoch, index = divmod(position, len(self._rows))
+        if not self._shuffle:
+            return index
         if epoch != self._epoch:
             shuffle = generator(self._seed, self._first_epoch + epoch)
             self._order = torch.randperm(len(self._rows), generator=shuffle).tolist()
@@ -120,17 +125,18 @@ class MixtureSampler(RowSampler):
     """Draws rows of the parts of a mixture in proportion to their weights, whatever their sizes.
 
     Draws are grouped into rounds of ceil(1 / smallest share) draws. In each round every part has its share of the
-    draws, in shuffled order. After every round each part has had its share of all draws so far to within one row;
-    exactly, if the shares of a round are integers. Each part has its own shuffled epochs. Rows that a stream drops do
-    not count as draws.
+    draws, in shuffled order, or part after part. After every round each part has had its share of all draws so far to
+    within one row; exactly, if the shares of a round are integers. Each part has its own epochs. Rows that a stream
+    drops do not count as draws.
 
     Args:
         rows: the rows of a mixture.
         seed: determines every order.
+        shuffle: `data.shuffle`; false: rounds have the parts, and epochs the rows of a part, in their own order.
     """
 
-    def __init__(self, rows: Mixed | MixedStream, seed: int) -> None:
-        super().__init__(rows, seed)
+    def __init__(self, rows: Mixed | MixedStream, seed: int, shuffle: bool = True) -> None:
+        super().__init__(rows, seed, shuffle)
         exact = [Fraction(weight) for weight in rows.weights.values()]
         shares = [weight / sum(exact) for weight in exact]
         self._until = list(accumulate(shares))  # cumulative shares of the parts
@@ -144,7 +150,9 @@ class MixtureSampler(RowSampler):
             seeds = [{"seed": seed, "first_epoch": number * PART_SEEDS} for number in range(1, len(shares) + 1)]
         else:
             seeds = [{"seed": seed + number * PART_SEEDS} for number in range(1, len(shares) + 1)]
-        self._parts = [RowSampler(part, **own) for part, own in zip(rows.parts.values(), seeds, strict=True)]
+        self._parts = [
+            RowSampler(part, **own, shuffle=shuffle) for part, own in zip(rows.parts.values(), seeds, strict=True)
+        ]
 
     def take(self, number: int, weights: Tensor | None = None) -> list[tuple[int, int]]:
         """See `RowSampler.take`."""
@@ -169,16 +177,19 @@ class MixtureSampler(RowSampler):
         """The part that is drawn at a position, and the number of its earlier draws."""
         number, index = divmod(position, self._length)
         if number != self._round:
-            self._turns = self._shuffled_round(number)
+            self._turns = self._draws_of_round(number)
             self._round = number
         return self._turns[index]
 
-    def _shuffled_round(self, number: int) -> list[tuple[int, int]]:
+    def _draws_of_round(self, number: int) -> list[tuple[int, int]]:
         """(part, number of its earlier draws) for each draw of a round."""
         before, after = self._draws(number * self._length), self._draws((number + 1) * self._length)
         parts = [part for part, (start, end) in enumerate(zip(before, after, strict=True)) for _ in range(start, end)]
+        order: Iterable[int] = range(self._length)
+        if self._shuffle:
+            order = torch.randperm(self._length, generator=generator(self._seed, number)).tolist()
         turns = []
-        for index in torch.randperm(self._length, generator=generator(self._seed, number)).tolist():
+        for index in order:
             turns.append((parts[index], before[parts[index]]))
             before[parts[index]] += 1
         return turns
@@ -204,6 +215,8 @@ class MixtureSampler(RowSampler):
             part.load_state_dict(own)
 
 
-def make_sampler(rows: Rows, seed: int) -> RowSampler:
+def make_sampler(rows: Rows, seed: int, shuffle: bool) -> RowSampler:
     """The sampler for the rows of a mixture or of one data set."""
-    return MixtureSampler(rows, seed) if isinstance(rows, (Mixed, MixedStream)) else RowSampler(rows, seed)
+    if isinstance(rows, (Mixed, MixedStream)):
+        return MixtureSampler(rows, seed, shuffle)
+    return RowSampler(rows, seed, shuffle)

@@ -97,7 +97,7 @@ class LossEvaluator(Evaluator):
     def _make(self, rows: Rows) -> TensorDict:
         world, columns = self._context.world, tuple(sorted(self._algorithm.reads()))
         # One process draws each row once; with more, the rows of a step would have to divide over them.
-        context = SourceContext(SINGLE_PROCESS, self._seed, self._context.encoder, rows, len(rows), columns)
+        context = SourceContext(SINGLE_PROCESS, self._seed, self._context.encoder, rows, len(rows), columns, True)
         batch = self._source.source(context, **self._source.options).next(Metrics())
         local = batch[batch["unit"] % world.size == world.rank]
         if not len(local):

@@ -71,7 +71,9 @@ def _show(job: Job, loaded: Datasets, name: str, source: Target, prompts: int, c
         console.rule(Text(f"{name}: the engine samples all texts, and no row has a prompt", style="bold"), align="left")
         return
     with prefixed("data.train: "):
-        examples = list(_prompts(loaded) if texts is None else _examples(loaded, texts, prompts, run.seed))
+        examples = list(
+            _prompts(loaded) if texts is None else _examples(loaded, texts, prompts, run.seed, run.data.shuffle)
+        )
     does = "trained tokens are highlighted" if reads else "prompts to sample answers from"
     if reads and facts.sampled != "never":
         does = "the given texts, trained tokens are highlighted; other answers are sampled"
@@ -97,9 +99,9 @@ def _show(job: Job, loaded: Datasets, name: str, source: Target, prompts: int, c
         )
 
 
-def _examples(loaded: Datasets, given: GivenTexts, prompts: int, seed: int) -> Iterable[Example]:
+def _examples(loaded: Datasets, given: GivenTexts, prompts: int, seed: int, shuffle: bool) -> Iterable[Example]:
     """The texts of the rows of an epoch in the order of the run, without rows that are drawn again to fill a batch."""
-    context = SourceContext(SINGLE_PROCESS, seed, loaded.encoder, loaded.train, prompts, columns=())
+    context = SourceContext(SINGLE_PROCESS, seed, loaded.encoder, loaded.train, prompts, (), shuffle)
     for number, batch in enumerate(given.epoch(context)):
         each = len(batch) // prompts  # texts of a row
         left = each * (len(loaded.train) - number * prompts)

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from tensordict import TensorDict
 from torch import Tensor
@@ -39,7 +38,6 @@ from rft.setup.row_checks import check_held_out
 from rft.setup.unread import notices, unread_keys
 from rft.train.checkpoint.checkpoints import Checkpoints
 from rft.train.diverged import NonFinitePolicy
-from rft.train.engine_gap import DTYPE
 from rft.train.folder.resume import STEPS
 from rft.train.folder.run_folder import RunCommand, RunFolder, choose_folder, finish_folder
 from rft.train.folder.run_lock import RunLock
@@ -288,6 +286,7 @@ class Job(Components):
                 rows=loaded.rows(run, log.message),
                 prompts=prompts,
                 columns=tuple(sorted(algorithm.reads())),
+                shuffle=run.data.shuffle,
                 sampler=sampler,
                 answerer=answerer,
                 group_size=run.algorithm.group_size,
@@ -358,14 +357,6 @@ class Job(Components):
         )
         return trainer, stages
 
-    def without_state(self) -> dict[str, Any]:
-        """The plugins that may remember nothing between steps, by what messages call them."""
-        functions = self.algorithm.functions()
-        if self.warmup_algorithm is not None:
-            functions |= self.warmup_algorithm.functions()
-        schedules = {f"the schedule {type(schedule).__name__}": schedule for schedule in self.schedules}
-        return functions | schedules | {f"reward.terms.{name}": term for name, term in self.reward.terms.items()}
-
     def canary_probe(self, world: World, loaded: Datasets, sampler: Sampler) -> CanaryProbe | None:
         """What answers the canary tasks; None if there are none."""
         if not loaded.canary:
@@ -380,14 +371,6 @@ class Job(Components):
             sampling=self.run.rollout,
             seed=self.run.seed,
         )
-
-    def exact(self) -> bool:
-        """True if trainer and engine should report the same log-probabilities of sampled tokens, up to rounding."""
-        run = self.run
-        trainer = self.strategy.factory.compute_dtype(self.strategy.options)
-        fresh = run.algorithm.old_logprobs == "actor" or run.batch.minibatches * run.batch.epochs == 1
-        same = run.algorithm.sampler == POLICY and not run.rollout.truncates()
-        return fresh and same and (trainer, self.engine_dtype()) == (DTYPE, DTYPE)
 
     def model_context(self, world: World, loaded: Datasets) -> ModelContext:
         """What every model of the run shares, with the key of the policy. A mode may override it to add hooks."""

@@ -42,6 +42,7 @@ from rft.setup.schema import Run
 from rft.setup.typed import typed_keys
 from rft.setup.unread import Parts
 from rft.strategy.base import DTYPES, Strategy
+from rft.train.engine_gap import DTYPE
 from rft.train.schedules import Schedule
 
 
@@ -230,7 +231,9 @@ class Components:
     def examples(self, lengths: Lengths, given: GivenTexts, rows: Rows) -> Examples:
         """Facts of given texts, for as many draws of the source as there are rows."""
         run, columns = self.run, tuple(sorted(self.algorithm.reads()))
-        return lengths.examples(given, rows, run.batch.prompts, seed=run.seed, columns=columns)
+        return lengths.examples(
+            given, rows, run.batch.prompts, seed=run.seed, columns=columns, shuffle=run.data.shuffle
+        )
 
     def make_processor(self, tokenizer: PreTrainedTokenizerBase) -> MediaProcessor | None:
         """The processor of the policy; None for a model of text."""
@@ -297,6 +300,22 @@ class Components:
         options = engine_options(self.run.rollout, self.engine, self.actor, self.processor, self.strategy)
         trainer = self.strategy.factory.compute_dtype(self.strategy.options)
         return self.engine.factory.compute_dtype(options, trainer)
+
+    def exact(self) -> bool:
+        """True if trainer and engine should report the same log-probabilities of sampled tokens, up to rounding."""
+        run = self.run
+        trainer = self.strategy.factory.compute_dtype(self.strategy.options)
+        fresh = run.algorithm.old_logprobs == "actor" or run.batch.minibatches * run.batch.epochs == 1
+        same = run.algorithm.sampler == POLICY and not run.rollout.truncates()
+        return fresh and same and (trainer, self.engine_dtype()) == (DTYPE, DTYPE)
+
+    def without_state(self) -> dict[str, Any]:
+        """The plugins that may remember nothing between steps, by what messages call them."""
+        functions = self.algorithm.functions()
+        if self.warmup_algorithm is not None:
+            functions |= self.warmup_algorithm.functions()
+        schedules = {f"the schedule {type(schedule).__name__}": schedule for schedule in self.schedules}
+        return functions | schedules | {f"reward.terms.{name}": term for name, term in self.reward.terms.items()}
 
     def evaluator(
         self,

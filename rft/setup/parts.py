@@ -266,6 +266,7 @@ def _context(checks: Checks, key: str, prompts: int, group_size: int, algorithm:
         terms=checks.parts["reward"].names if checks.has("reward") else None,
         streaming=None if data is None else data.streaming,
         mixture=checks.has("train") and checks.parts["train"].factory is Mixture,
+        shuffle=data is None or data.shuffle,
     )
 
 

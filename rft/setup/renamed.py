@@ -84,6 +84,8 @@ ELSEWHERE = {
     ".agent_func_path": "environment=openrlhf environment.classes.openrlhf.path",
     ".filter_overlong_prompts": "data.truncation=drop",
     ".apply_chat_template": "data.template=chat",
+    ".data.shuffle": "data.shuffle",
+    ".shuffle_dataset": "data.shuffle",
     # sampling
     ".rollout.n": "algorithm.group_size",
     ".temperature": "rollout.temperature",

@@ -94,6 +94,7 @@ class Data:
     truncation: Truncation
     max_response_tokens: Annotated[PositiveInt, ReadWith(GENERATION)]
     streaming: PositiveInt | None
+    shuffle: bool
     train: Any
     eval: dict[str, Any] | None
     path: str | None = None  # only the yaml of data=hub has this key, and its sets interpolate it

@@ -20,9 +20,16 @@ def test_the_seed_changes_the_order_and_nothing_else_does():
     assert RowSampler(range(10), seed=3).take(10) != RowSampler(range(10), seed=4).take(10)
 
 
+def test_without_a_shuffle_every_epoch_has_the_order_of_the_rows():
+    sampler = RowSampler(range(3), seed=3, shuffle=False)
+    assert sampler.take(2) + sampler.take(5) == [(0, 0), (1, 1), (2, 2), (3, 0), (4, 1), (5, 2), (6, 0)]
+    assert sampler.take(3, torch.tensor([1.0, 0.0, 1.0])) == [(8, 2), (9, 0), (11, 2)], "row 1 has no weight"
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("position", [0, 9, 10, 17, 40])
-def test_a_sampler_continues_anywhere(position):
-    whole, later = RowSampler(range(10), seed=3), RowSampler(range(10), seed=3)
+def test_a_sampler_continues_anywhere(position, shuffle):
+    whole, later = RowSampler(range(10), 3, shuffle), RowSampler(range(10), 3, shuffle)
     whole.take(position)
     later.position = position
     assert later.take(13) == whole.take(13)

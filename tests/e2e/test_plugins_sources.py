@@ -102,7 +102,7 @@ def test_a_threaded_source_continues_behind_the_last_batch_that_was_taken(with_s
 
     def source():
         loaded = job.load(1)
-        return kind(SourceContext(SINGLE_PROCESS, 3, loaded.encoder, loaded.train, 4, ()), response="response")
+        return kind(SourceContext(SINGLE_PROCESS, 3, loaded.encoder, loaded.train, 4, (), True), response="response")
 
     whole, later = source(), source()
     for _ in range(3):

@@ -43,6 +43,7 @@ PLUGINS = {
     "precomputed": ("algorithm=dpo", "reference.precompute=true"),
     "skipped updates": ("faults.nonfinite=skip",),
     "stream": ("algorithm=sft", "data.streaming=4"),
+    "order of the file": ("algorithm=sft", "data.shuffle=false"),
     "mixture of streams": ("algorithm=sft", "data.streaming=4"),
     "within the warm-up": ("warmup.steps=4", "warmup.rows=8"),
     "behind the warm-up": ("warmup.steps=2", "warmup.rows=8", "steps=1"),

@@ -65,7 +65,7 @@ def test_it_is_what_the_first_step_trains_on(shown, tiny, monkeypatch):
     job = Job(tiny("algorithm=sft"))
     loaded = job.load(1)
     run = job.run
-    context = SourceContext(SINGLE_PROCESS, run.seed, loaded.encoder, loaded.train, run.batch.prompts, columns=())
+    context = SourceContext(SINGLE_PROCESS, run.seed, loaded.encoder, loaded.train, run.batch.prompts, (), True)
     batch = next(given_texts(job.source.factory, job.source.options).epoch(context))
     for ids, trains in zip(batch["tokens", "input_ids"], batch["response_mask"], strict=True):
         answer = loaded.tokenizer.decode(ids[trains])

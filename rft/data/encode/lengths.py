@@ -80,23 +80,27 @@ class Lengths:
 
         return self._known(rows, lambda row: {name: row.get(name) for name in ("prompt", "tools")}, "prompts", count)[0]
 
-    def examples(self, given: GivenTexts, rows: Rows, prompts: int, *, seed: int, columns: tuple[str, ...]) -> Examples:
+    def examples(
+        self, given: GivenTexts, rows: Rows, prompts: int, *, seed: int, columns: tuple[str, ...], shuffle: bool
+    ) -> Examples:
         """Tokens of each row of the batches of an epoch, and what becomes of the answers in them.
 
         Args:
-            rows, prompts, seed, columns: see `SourceContext`.
+            rows, prompts, seed, columns, shuffle: see `SourceContext`.
 
         Raises:
             ValueError: a row cannot be encoded.
         """
 
         def count(world: World) -> Counts:
-            context, before = SourceContext(world, seed, self._encoder, rows, prompts, columns), dict(encoder.answers)
+            context = SourceContext(world, seed, encoder, rows, prompts, columns, shuffle)
+            before = dict(encoder.answers)
             tokens = [length for batch in given.epoch(context) for length in lengths(batch).tolist()]
             return tokens, [encoder.answers[name] - before.get(name, 0) for name in masks.FATES]
 
         encoder = self._encoder
-        made_of = (_code(given.source), dict(given.options), prompts, {"seed": seed, "columns": columns})
+        order = {"seed": seed, "columns": columns, "shuffle": shuffle}
+        made_of = (_code(given.source), dict(given.options), prompts, order)
         tokens, answers = self._known(rows, lambda row: row, made_of, count)
         return Examples(tokens, dict(zip(masks.FATES, answers, strict=True)))
 

@@ -46,7 +46,7 @@ class DatasetSource(Source):
         self._rows = context.rows
         self._prompts = context.prompts
         self._response = response
-        self._row_sampler = make_sampler(context.rows, context.seed)
+        self._row_sampler = make_sampler(context.rows, context.seed, context.shuffle)
 
     @classmethod
     def facts(cls, options: Mapping[str, Any]) -> SourceFacts:

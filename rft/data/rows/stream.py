@@ -97,7 +97,7 @@ class StreamPosition(NamedTuple):
 class RowStream(StreamedRows):
     """Streams the rows of files or shards in endless epochs. Each block of `buffer` rows is shuffled.
 
-    With a buffer above 1, the order of the shards is shuffled in every epoch. The last block of an epoch may be
+    With a buffer above 1, the order of the shards is shuffled in every epoch, too. The last block of an epoch may be
     smaller, so that every epoch has every row once. The order depends only on the seed and the buffer, and every rank
     reads all rows.
 
@@ -144,9 +144,15 @@ class RowStream(StreamedRows):
     def open(self, buffer: int, encoder: Encoder, most: int | None, log: Callable[[str], None]) -> "RowStream":
         return RowStream(self.shards, self._key, buffer, encoder, most, log)
 
-    def start(self, seed: int) -> None:
-        """Starts the first epoch. The seed determines every order."""
+    def start(self, seed: int, shuffle: bool) -> None:
+        """Starts the first epoch.
+
+        Args:
+            seed: determines every order.
+            shuffle: `data.shuffle`; false: shards and rows stay in their own order.
+        """
         self._seed = seed
+        self._shuffle = shuffle and self._buffer > 1
         self._next = self._begin = StreamPosition(0, 0, 0)  # first positions of the next block and of this one
         self._reading = self._read(self._next)
 
@@ -194,19 +200,24 @@ class RowStream(StreamedRows):
             self._next = StreamPosition(self._next.epoch + 1, 0, 0)
             self._reading = self._read(self._next)
             found = list(islice(self._reading, self._buffer))
-        order = torch.randperm(len(found), generator=generator(self._seed, self.position)).tolist()
-        self._block = [found[index][1] for index in order]
+        self._block = [found[index][1] for index in self._order(len(found), self.position)]
         self._begin, self._next, self._taken = self._next, found[-1][0], 0
 
     def _read(self, start: StreamPosition) -> Iterator[tuple[StreamPosition, Row]]:
         """The rows of an epoch from a position on, each with the position that follows it."""
         first = start.row
-        shuffled = torch.randperm(len(self.shards), generator=generator(self._seed, -1 - start.epoch)).tolist()
-        order = shuffled if self._buffer > 1 else range(len(self.shards))
+        order = self._order(len(self.shards), -1 - start.epoch)
         for shard in range(start.shard, len(self.shards)):
             for number, row in enumerate(self.shards[order[shard]](first), first + 1):
                 yield StreamPosition(start.epoch, shard, number), row
             first = 0
+
+    def _order(self, count: int, number: int) -> Sequence[int]:
+        """The order of shards or of the rows of a block; `number` is another one for each of them."""
+        if not self._shuffle:
+            return range(count)
+        order: list[int] = torch.randperm(count, generator=generator(self._seed, number)).tolist()
+        return order
 
     def state_dict(self) -> dict[str, Any]:
         """The position at which the current block begins, and how many of its rows have been drawn."""

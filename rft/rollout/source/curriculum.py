@@ -127,7 +127,7 @@ class CurriculumSource(RolloutSource):
 
     @classmethod
     def check(cls, options: Mapping[str, Any], context: CheckContext) -> None:
-        """Checks that the tracked term is a reward term, that all rows are known, and that no mixture draws them."""
+        """Checks that the tracked term is a reward term, that all rows are known, and that nothing else orders them."""
         check = Checks()
         check.attempt(super().check, options, context)
         check.attempt(check_term, f"{context.key}.tracking", options["tracking"].term, context)
@@ -135,6 +135,11 @@ class CurriculumSource(RolloutSource):
             check.messages.append(
                 f"data.train is a mixture, and {context.key}.priority would draw its rows by other weights; set "
                 f"{context.key}.priority=null, or train on one of its parts"
+            )
+        if not context.shuffle and options["priority"] is not None:
+            check.messages.append(
+                f"data.shuffle=false: {context.key}.priority draws rows by how often they are solved, in no order; set "
+                f"{context.key}.priority=null, or data.shuffle=true"
             )
         if context.streaming is not None:
             check.messages.append(

@@ -93,7 +93,7 @@ class RolloutSource(Source):
         self._dynamic_sampling = redraw
         self._forced_stop = interruption
         self._local = slice(context.world.rank, None, context.world.size)  # this rank's share of what all ranks draw
-        self._row_sampler = make_sampler(context.rows, context.seed)
+        self._row_sampler = make_sampler(context.rows, context.seed, context.shuffle)
         self._surplus: list[list[dict[str, Any]]] = []
         self._dropped: list[int] = []
 

@@ -96,15 +96,17 @@ def test_whatever_decides_the_counts_is_looked_at(tmp_path, monkeypatch):
 
 
 def test_examples_are_remembered_by_their_source(tmp_path):
-    def examples(seed=0, given=GIVEN, rows=FEW):
+    def examples(seed=0, given=GIVEN, rows=FEW, shuffle=True):
         made = encoder()
-        return Lengths(SINGLE_PROCESS, made, str(tmp_path)).examples(given, rows, 4, seed=seed, columns=()), made.asked
+        lengths = Lengths(SINGLE_PROCESS, made, str(tmp_path))
+        return lengths.examples(given, rows, 4, seed=seed, columns=(), shuffle=shuffle), made.asked
 
     counts, asked = examples()
     expected = sorted(len(row["prompt"]) + len(row["response"]) + 1 for row in FEW)
     assert asked == 40 and sorted(counts.tokens) == expected and counts.answers["trained"] == 40
     assert examples() == (counts, 0)
     assert examples(seed=1)[1] == 40
+    assert examples(shuffle=False)[1] == 40
     assert examples(rows=[*FEW[1:], {"prompt": "1", "response": "2"}])[1] == 40
     assert examples(given=GivenTexts(DatasetSource, {"response": "prompt"}))[1] == 40
 

@@ -122,8 +122,8 @@ def test_sampled_texts_have_the_terms_of_a_reward_of_several():
 
 
 def test_plain_rows_are_drawn_as_before():
-    assert type(make_sampler([{}, {}], 0)) is RowSampler
-    assert type(make_sampler(mixed({"a": 1}), 0)) is MixtureSampler
+    assert type(make_sampler([{}, {}], 0, True)) is RowSampler
+    assert type(make_sampler(mixed({"a": 1}), 0, True)) is MixtureSampler
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -166,7 +166,7 @@ def streamed(tmp_path):
 def test_streams_have_the_turns_of_rows_that_are_known_and_epochs_of_their_own(streamed):
     weights = {"a": 0.7, "b": 0.2, "c": 0.1}
     stream = streamed(weights)
-    walk, found = make_sampler(stream, 3), []
+    walk, found = make_sampler(stream, 3, True), []
     for count in (1, 7, 30, 162):
         found += [stream[number] for _, number in walk.take(count)]
     assert [row["data_source"] for row in found] == drawn(mixed(weights), 200, seed=3)
@@ -177,9 +177,19 @@ def test_streams_have_the_turns_of_rows_that_are_known_and_epochs_of_their_own(s
         assert len(epochs) == len(numbers) // size and (name == "c" or len(set(epochs)) > 3)
 
 
+def test_without_a_shuffle_each_round_has_its_parts_and_each_part_its_rows_in_their_order(streamed):
+    weights = {"b": 0.25, "a": 0.75}  # a round of four draws: the 3 rows of b repeat after three rounds
+    expected = ["b0", "a0", "a1", "a2", "b1", "a3", "a4", "a5", "b2", "a6", "a7", "a8", "b0", "a9", "a0", "a1"]
+    known, stream = mixed(weights), streamed(weights)
+    rows = [known[number] for _, number in make_sampler(known, 3, False).take(16)]
+    assert [f"{row['part']}{row['n']}" for row in rows] == expected
+    rows = [stream[number] for _, number in make_sampler(stream, 3, False).take(16)]
+    assert [row["data_source"] + row["prompt"] for row in rows] == expected
+
+
 def test_streams_of_one_size_are_shuffled_apart(streamed):
     stream = streamed({"a": 1, "d": 1})
-    found = [stream[number] for _, number in make_sampler(stream, 0).take(20)]
+    found = [stream[number] for _, number in make_sampler(stream, 0, True).take(20)]
     orders = [[row["prompt"] for row in found if row["data_source"] == name] for name in ("a", "d")]
     assert orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1])
 
@@ -187,12 +197,12 @@ def test_streams_of_one_size_are_shuffled_apart(streamed):
 def test_rows_that_a_stream_drops_take_no_turn(streamed):
     said = []
     stream = streamed({"b": 1, "c": 3}, most=1, say=said.append)
-    found = [stream[number] for _, number in make_sampler(stream, 0).take(80)]
+    found = [stream[number] for _, number in make_sampler(stream, 0, True).take(80)]
     assert Counter(row["data_source"] for row in found) == {"b": 20, "c": 60}
     assert {row["prompt"] for row in found if row["data_source"] == "c"} == set("0123456789")
     assert said and all(line.startswith("data.train.parts.c.rows: ") for line in said), "every prompt of b is short"
     with pytest.raises(ValueError, match=r"data\.train\.parts\.[bc]\.rows: all prompts of an epoch have more .*=0"):
-        make_sampler(streamed({"b": 1, "c": 3}, most=0), 0).take(1)
+        make_sampler(streamed({"b": 1, "c": 3}, most=0), 0, True).take(1)
 
 
 @pytest.mark.parametrize("size", [2, 4])

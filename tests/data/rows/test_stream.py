@@ -37,9 +37,9 @@ def parts(files, limit=None, required=("prompt",)):
     return FileRows(files, {}, None, limit, "data.train").stream(required)
 
 
-def drawn(parts, buffer, count, most=None, said=None):
+def drawn(parts, buffer, count, most=None, said=None, shuffle=True):
     stream = parts.open(buffer, ENCODER, most, [].append if said is None else said.append)
-    sampler = RowSampler(stream, seed=3)
+    sampler = RowSampler(stream, 3, shuffle)
     return [stream[number] for _ in range(count) for _, number in sampler.take(1)], sampler
 
 
@@ -51,6 +51,12 @@ def test_every_epoch_has_every_row_once_in_an_order_of_its_own(files, buffer):
     assert len({tuple(epoch) for epoch in epochs}) == (1 if buffer == 1 else 3)
     assert (epochs[0] == list(range(23))) == (buffer == 1), "a buffer of one leaves files and rows as they come"
     assert sorted(rows[:23], key=lambda row: int(row["prompt"][:-1])) == ROWS
+
+
+@pytest.mark.parametrize("buffer", [1, 4, 100])
+def test_without_a_shuffle_every_epoch_has_the_order_of_the_files(files, buffer):
+    rows, _ = drawn(parts(files), buffer, 2 * len(ROWS), shuffle=False)
+    assert rows == 2 * ROWS
 
 
 def test_a_limit_is_of_the_first_rows_and_of_every_epoch(files):
@@ -85,14 +91,16 @@ def told(batches):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "size"), [(DatasetSource, 2), (PairSource, 4)])
-def test_a_run_goes_on_with_the_very_rows_on_any_number_of_ranks(files, ranks, kind, size):
+@pytest.mark.parametrize(
+    ("kind", "size", "shuffle"), [(DatasetSource, 2, True), (DatasetSource, 2, False), (PairSource, 4, True)]
+)
+def test_a_run_goes_on_with_the_very_rows_on_any_number_of_ranks(files, ranks, kind, size, shuffle):
     options = {DatasetSource: {"response": "response"}}.get(kind, {"chosen": "chosen", "rejected": "rejected"})
     options |= {"margin": None} if kind is PairSource else {}
 
     def steps(world, states=None):
         stream = parts(files).open(5, ENCODER, 2, [].append)  # prompts of three tokens, 10= to 22=, are dropped
-        source = kind(source_context(world, ENCODER, stream, 8, seed=2), **options)
+        source = kind(source_context(world, ENCODER, stream, 8, seed=2, shuffle=shuffle), **options)
         if states is not None:
             source.load_state_dict(json.loads(json.dumps(states[0])))
         return [(world.gather(source.state_dict()), source.next(Metrics())) for _ in range(6)]
@@ -102,6 +110,8 @@ def test_a_run_goes_on_with_the_very_rows_on_any_number_of_ranks(files, ranks, k
     for step, (_, whole) in enumerate(alone):
         assert told(theirs[step][1] for theirs in shared) == told([whole])
         assert {int(row["prompt"][:-1]) for row in fields(whole)} <= set(range(10))
+    numbers = [int(row["prompt"][:-1]) for _, batch in alone[:3] for row in fields(batch)]
+    assert (numbers == [row % 10 for row in range(24)]) is not shuffle
     for begun in range(6):
         [later] = ranks(1, lambda world, begun=begun: steps(world, shared[0][begun][0]))
         for (_, again), (_, first) in zip(later, alone[begun:], strict=False):

@@ -323,12 +323,13 @@ def test_its_facts():
             {"mixture": True},
             r"^data\.train is a mixture, and algorithm\.source\.priority ",
         ),
+        ({"priority": Priority(0.1)}, {"shuffle": False}, r"^data\.shuffle=false: algorithm\.source\.priority draws"),
         ({}, {"streaming": 8}, r"^data\.streaming=8: algorithm\.source\.tracking counts"),
         ({"redraw": DynamicSampling("left", None, 2)}, {}, r"^algorithm\.source\.redraw\.term=left: none of"),
     ],
 )
 def test_what_cannot_be_tracked_is_refused_before_a_model_is_loaded(changes, run, message):
-    CurriculumSource.check(OPTIONS_OF_YAML, check_context(mixture=True))
+    CurriculumSource.check(OPTIONS_OF_YAML, check_context(mixture=True, shuffle=False))
     with pytest.raises(ValueError, match=message):
         CurriculumSource.check(OPTIONS_OF_YAML | changes, check_context(**run))
 

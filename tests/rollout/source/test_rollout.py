@@ -65,10 +65,9 @@ def score(signal):
     return run
 
 
-def source(world, signal=range(10), prompts=4, redraw=None, columns=(), scores=None):
-    context = rollout_context(
-        world, Engine(), Encoder(), ROWS, prompts, GROUP, SAMPLING, SEED, score=scores or score(signal), columns=columns
-    )
+def source(world, signal=range(10), prompts=4, redraw=None, columns=(), scores=None, shuffle=True):
+    own = {"score": scores or score(signal), "columns": columns, "shuffle": shuffle}
+    context = rollout_context(world, Engine(), Encoder(), ROWS, prompts, GROUP, SAMPLING, SEED, **own)
     return RolloutSource(context, redraw=redraw, interruption=None)
 
 
@@ -137,6 +136,16 @@ def test_ranks_share_what_one_rank_draws(size, ranks):
         assert [len(part) for part in parts] == [16 // size] * size
         assert {unit: text for part in parts for unit, text in texts(part).items()} == texts(alone[step])
         assert not set.intersection(*({*drawn(part)} for part in parts))
+
+
+def test_without_a_shuffle_prompts_come_in_the_order_of_the_rows(ranks):
+    def steps(world):
+        mine = source(world, shuffle=False)
+        batches = [mine.next(Metrics()) for _ in range(3)]
+        return [[row["answer"] for row in fields(batch)][::GROUP] for batch in batches]
+
+    one, other = ranks(2, steps)
+    assert one == [["0", "2"], ["4", "6"], ["8", "0"]] and other == [["1", "3"], ["5", "7"], ["9", "1"]]
 
 
 def test_a_source_goes_on_where_it_was(ranks):
