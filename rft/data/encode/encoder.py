@@ -155,11 +155,9 @@ class Encoder:
 
     def _limited(self, prompt: EncodedText, row: Mapping[str, Any]) -> EncodedText:
         limit = self.limit
-        if limit is None:
-            return prompt
-        if limit.refuses(len(prompt)):
+        if limit is not None and limit.refuses(len(prompt)):
             raise ValueError(f"the prompt (it begins {_beginning(row['prompt'])!r}) has {limit.refusal(len(prompt))}")
-        return limit.cut_prompt(prompt)
+        return prompt if limit is None else limit.cut_prompt(prompt)
 
     def example(self, row: Mapping[str, Any]) -> tuple[EncodedText, list[bool]]:
         """A supervised row, from its `response` and, unless the response is the whole text, its `prompt`.
@@ -261,8 +259,7 @@ class Encoder:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
-        text: str = self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
-        return text
+        return str(self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
     def tokenize(
         self, texts: Sequence[RichText], where: Callable[[int], AbstractContextManager] = nullcontext

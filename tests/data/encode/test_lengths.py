@@ -87,7 +87,7 @@ def test_a_run_knows_how_many_answers_train_and_why_others_do_not(size, ranks, t
 
     def count(world):
         encoder = Encoder(tokenizer(chats.QWEN3), "chat", None)
-        found = Lengths(world, encoder, str(tmp_path)).examples(given, CHATS, 2, seed=0, columns=())
+        found = Lengths(world, encoder, str(tmp_path)).examples(given, CHATS, 2, seed=0, columns=(), shuffle=True)
         assert len(found.tokens) == 4
         return found.answers, encoder.answers.total()
 
