@@ -2,10 +2,13 @@
 
 import io
 import json
+from math import log
 
 import pytest
 from rich.console import Console
 
+from rft.actor.init import load_model, read_config
+from rft.data.encode.tokenizer import characters
 from rft.distributed import stop
 from rft.errors import Problems
 from rft.modes.doctor.run import run
@@ -14,6 +17,7 @@ from rft.modes.plan.job import PlanJob
 from rft.rollout.sampler import EngineSampler
 from rft.setup.assembly import Job
 from tests.e2e.train_stage import TrainStage
+from tests.helpers import MODEL, yaml_options
 
 
 def test_there_must_be_a_teacher(tiny):
@@ -88,6 +92,22 @@ def test_gkd_scores_what_it_samples_and_hands_weights_over_when_it_will(tiny, tm
         assert names & set(row) == (names if row["step"] in sampled else set()) and row["loss/jsd"] > 0
     assert 0 < len(sampled) < 8
     assert set(published) == {0, 8, *(step - 1 for step in sampled)}, "else it sleeps, but for the evaluations"
+
+
+@pytest.mark.slow
+def test_models_with_other_rows_without_a_token_train_together(tiny, tmp_path):
+    """A policy of 41 rows with a reference of 33 and a teacher of 37, for 27 tokens, of which it samples no other."""
+    tokenizer, paths = characters(**yaml_options("actor/tokenizer/characters.yaml")), []
+    for key, rows in (("actor", 41), ("reference", 33), ("teacher", 37)):
+        model = load_model(None, read_config(None, MODEL | {"max_position_embeddings": 256}, rows, key), rows)
+        for saved in (model, tokenizer):
+            saved.save_pretrained(tmp_path / key)
+        paths += [f"{key}.path={tmp_path / key}", f"{key}.model_config=null"]
+    losses = ("algorithm/loss=jsd", "+algorithm/terms=[kl,entropy]", "warmup=none", "steps=2")
+    Job(tiny("algorithm=on_policy_distill", *losses, *paths)).fit("")
+    for row in logged(tmp_path / "run")[1:]:
+        assert 0.9 * log(27) < row["entropy"] < log(27) < log(33)
+        assert row["loss/jsd"] > 0 and row["kl/ref"] > 0 and row["rollout/logprob_gap_max"] < 1e-5
 
 
 def test_what_gkd_asks_of_data_and_method(tiny):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from rft.actor.forward.vocabulary import forbidden_tokens
 from rft.actor.lora.adapters import Lora
 from rft.batch.encoded import MediaFacts
 from rft.distributed import World
@@ -113,6 +114,11 @@ class EngineContext:
     lora: Lora | None
     dtype: torch.dtype
     media: MediaFacts | None = None
+
+    @property
+    def forbidden(self) -> tuple[int, ...]:
+        """The ids that the engine must not sample; see `forbidden_tokens`."""
+        return forbidden_tokens(len(self.model.get_output_embeddings().weight), self.tokenizer, self.media)
 
 
 class Engine(ABC):

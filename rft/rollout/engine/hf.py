@@ -15,7 +15,7 @@ from transformers import Cache, PreTrainedConfig, PreTrainedTokenizerBase
 
 from rft.actor.forward.logit_blocks import LogitBlocks, on_tensor_cores
 from rft.actor.forward.media_inputs import MediaInputs, own_positions
-from rft.actor.forward.vocabulary import forbidden_logits, forbidden_tokens
+from rft.actor.forward.vocabulary import forbidden_logits
 from rft.actor.init import meta_model
 from rft.actor.model import end_tokens, expanded_zero
 from rft.batch.encoded import EncodedText, as_encoded
@@ -67,7 +67,7 @@ class HFEngine(Engine):
         vars(head)["forward"] = lambda states: logits(states[:, -1:])  # not every class takes `logits_to_keep`
         self.tokenizer = context.tokenizer
         self.media = context.media
-        self.forbidden = forbidden_tokens(len(head.weight), context.tokenizer, context.media)
+        self.forbidden = context.forbidden
         self.max_rows = max_rows
         self.cuda_graphs = cuda_graphs
         self.version = 0

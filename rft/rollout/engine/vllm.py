@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rft.actor.forward.vocabulary import FORBIDDEN, forbidden_tokens
+from rft.actor.forward.vocabulary import FORBIDDEN
 from rft.actor.loading.checkpoint_names import checkpoint_names, renamed
 from rft.actor.lora.adapters import LoraWeights
 from rft.actor.model import end_tokens
@@ -109,8 +109,7 @@ class VLLMEngine(ServableEngine):
         self._params = vllm.SamplingParams
         self._media = context.media
         self._names = checkpoint_names(model)
-        forbidden = forbidden_tokens(len(model.get_output_embeddings().weight), tokenizer, context.media)
-        self._forbidden = dict.fromkeys(forbidden, FORBIDDEN) or None
+        self._forbidden = dict.fromkeys(context.forbidden, FORBIDDEN) or None
         if current_platform.is_cpu():
             from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 

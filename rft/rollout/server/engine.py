@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rft.actor.forward.vocabulary import forbidden_tokens
 from rft.actor.loading.checkpoint_names import checkpoint_names, renamed
 from rft.actor.model import end_tokens
 from rft.batch.encoded import as_encoded
@@ -79,8 +78,8 @@ class ServersEngine(ServableEngine):
         self._ends = end_tokens(model, tokenizer)
         self._names = checkpoint_names(model)
         self._vocabulary = model.config.get_text_config().vocab_size
-        forbidden = forbidden_tokens(self._vocabulary, tokenizer, context.media)
-        self._server_api = self.server_api(self.arguments(context.engine_args, servers), context.media, forbidden)
+        arguments = self.arguments(context.engine_args, servers)
+        self._server_api = self.server_api(arguments, context.media, context.forbidden)
         self._options = servers
         self._counts: Counter[str] = Counter()
         self._sent = 0
