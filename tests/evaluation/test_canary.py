@@ -4,6 +4,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from rft.batch.thoughts import PromptThoughts
+from rft.data.encode.tokenizer import characters_and_tokens
+from rft.distributed import SINGLE_PROCESS
 from rft.evaluation.canary import CanaryProbe, CanaryResult
 from rft.reward.compose import CanaryOptions
 from rft.rollout.engine.base import Completion
@@ -70,6 +73,14 @@ def test_the_mean_accuracy_by_hand(size, ranks):
         accuracies = [record["accuracy"] for record in result.texts]
         assert accuracies == [1.0] * right + [0.0] * (12 - right)
         assert result.texts[0].keys() == {"prompt", "response", "score", "accuracy"} and result.texts[0]["score"] == 2.0
+
+
+def test_an_answer_in_a_thought_that_the_prompt_opened_is_none(monkeypatch):
+    """The prompt of the last task is the token `<think>`: its answers stand in a thought that does not end."""
+    monkeypatch.setattr(Encoder, "thoughts", PromptThoughts(characters_and_tokens(alphabet="x", special=["<think>"])))
+    monkeypatch.setattr(Encoder, "prompts", lambda self, rows: [[3 * (row is ROWS[2])] for row in rows])
+    results = [probe(SINGLE_PROCESS, Sampler()).run(step, silent) for step in range(5)]
+    assert {record["prompt"] for result in results for record in result.texts if record["accuracy"]} == {"0 ="}
 
 
 def test_other_steps_have_other_samples(ranks):
