@@ -295,7 +295,7 @@ class Encoder:
         if not any(chosen) or (chosen[-1] is None and answered):
             beginning = next((str(message["content"]) for message in messages if message["role"] == "user"), "")
             where = f"data.template={chat.name}: in the conversation that begins {beginning[:SHOWN]!r}"
-            raise ValueError(f"{where} {REWRITTEN if turns else NO_ANSWER}")
+            raise ValueError(f"{where} {REWRITTEN + chat.cure if turns else NO_ANSWER}")
         if self._scored and chosen[-1] is not None and answered:
             rich = RichText(text[: chosen[-1].end], media)
         return self._marked(rich, [turn for turn in chosen if turn is not None])
