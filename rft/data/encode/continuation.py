@@ -45,9 +45,9 @@ class Continuation:
         heads = self._tokenize([RichText(text) for text in before])
         return [self._cut(rich, list(zip(before, heads, strict=True))) for rich in texts]
 
-    def _cut(self, rich: RichText, befores: Sequence[tuple[str, EncodedText]]) -> EncodedText:
+    def _cut(self, rich: RichText, neutrals: Sequence[tuple[str, EncodedText]]) -> EncodedText:
         """The tokens of a text behind the first of some texts that keeps its own tokens; alone if none does."""
-        for before, head in befores:
+        for before, head in neutrals:
             [whole] = self._tokenize([RichText(before + rich.text, rich.media)])
             if head and whole[: len(head)] == head:
                 return whole.behind(len(head))

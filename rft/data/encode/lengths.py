@@ -24,6 +24,7 @@ from rft.data.encode import continuation, masks, parts, processor, templates, tr
 from rft.data.encode import encoder as encode
 from rft.data.encode.cache import digest, recall, remember
 from rft.data.encode.encoder import Encoder
+from rft.data.encode.media import audio
 from rft.data.encode.media import files as media_files
 from rft.data.encode.truncation import PromptLimit
 from rft.data.rows.lazy import Row, Rows, place, subset
@@ -146,7 +147,7 @@ class Lengths:
         with TemporaryDirectory() as folder:
             self._encoder.save(Path(folder))
             files = [(path.name, path.read_bytes()) for path in sorted(Path(folder).rglob("*")) if path.is_file()]
-        modules = (encode, continuation, masks, media_files, parts, processor, templates, truncation)
+        modules = (encode, continuation, masks, audio, media_files, parts, processor, templates, truncation)
         code = [Path(inspect.getfile(module)).read_bytes() for module in modules]
         used = self._encoder.processor
         sent = None if used is None else (used.keeps_raw, used.sends_padded)

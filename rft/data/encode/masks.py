@@ -17,7 +17,6 @@ REWRITTEN = (
     "and the template then drops; give the answer as a text, which trains unchanged, or the path of a template that "
     "keeps answers"
 )
-THINKING = "enable_thinking"  # a variable of many templates; false: the prompt begins no thought
 NO_ANSWER = "no message is an answer of the assistant that trains; remove the row"
 
 
@@ -123,9 +122,7 @@ def check_turns(turns: Sequence[Turn | str], messages: Messages, chat: ChatTempl
     places = [turn for turn in turns if isinstance(turn, Turn)]
     if not places or (answered and turns[-1] == REWRITES):
         question = next((str(message["content"]) for message in messages if message["role"] == "user"), "")
-        problem = REWRITTEN if REWRITES in turns else NO_ANSWER
-        if problem is REWRITTEN and THINKING not in chat.arguments and chat.reads(THINKING):
-            problem += f"; or, for answers without thoughts, set data.template_arguments.{THINKING}=false"
+        problem = REWRITTEN + chat.cure if REWRITES in turns else NO_ANSWER
         raise ValueError(f"data.template={chat.name}: in the conversation that begins {question[:SHOWN]!r} {problem}")
     return places
 

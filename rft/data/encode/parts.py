@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
+from rft.data.encode.media.audio import samples_of
 from rft.data.encode.media.files import data_url, file_of, small_file
 
 Messages = list[dict[str, Any]]
@@ -264,10 +265,7 @@ def _value(value: Any, kind: str, folder: Path | None) -> Any:
     if isinstance(value, Mapping):
         given = {key: inner for key, inner in value.items() if inner is not None}
         if kind == "audio" and "array" in given and isinstance(given.get("sampling_rate"), int):
-            samples = np.asarray(given["array"], np.float32)
-            if samples.ndim != 1:
-                raise ValueError(f"an array of audio has the shape {samples.shape}; give the samples of one channel")
-            return {"array": samples, "sampling_rate": given["sampling_rate"]}
+            return {"array": samples_of(given["array"]), "sampling_rate": given["sampling_rate"]}
         if "data" in given:
             return _from_base64(given["data"])
         if kind == "video" and given.keys() == {"type", kind} and given["type"] == kind:  # as verl writes it

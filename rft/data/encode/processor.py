@@ -23,7 +23,8 @@ from rft.batch.encoded import EncodedText, MediaFacts, RawText
 if TYPE_CHECKING:  # a run of text alone imports no processor
     from transformers import ProcessorMixin
 
-from rft.data.encode.media.files import Metadata, Video, open_audio, open_image, open_video
+from rft.data.encode.media.audio import open_audio
+from rft.data.encode.media.files import Metadata, Video, open_image, open_video
 from rft.data.encode.parts import KINDS
 from rft.data.encode.templates import Messages
 

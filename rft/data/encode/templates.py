@@ -22,6 +22,7 @@ FOLDER = Path(__file__).parent / "templates"
 Messages = Sequence[Mapping[str, Any]]
 # What transformers passes to every template, beside the special tokens of the tokenizer.
 PASSED = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
+THINKS = "enable_thinking"  # an argument of many templates: the generation prompt begins a thought
 QUESTION, ANSWER = {"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}
 CALL = {
     "role": "assistant",
@@ -164,10 +165,6 @@ class ChatTemplate:
         except ValueError:
             return False
 
-    def reads(self, variable: str) -> bool:
-        """Whether the template has this variable."""
-        return variable in _variables(self.tokenizer)
-
     def length(self, turn: str) -> int:
         """Characters of an assistant's turn, up to the end of its end token.
 
@@ -185,9 +182,34 @@ class ChatTemplate:
         if not found:
             raise ValueError(
                 f"data.template={self.name} does not end answers with a special token of the tokenizer, so a "
-                "model trained with it would not stop; end them with {{ eos_token }}"
+                "model trained with it would not stop; give answers as texts, which end with the tokenizer's end "
+                "token, or the path of a template that ends them with {{ eos_token }}"
             )
         return found[0 if plain else -1].end()
+
+    @cached_property
+    def cure(self) -> str:
+        """How plain answers in messages train; empty where they do, and where no argument of the template lets them.
+
+        Where the generation prompt begins a thought, an answer without one does not continue it.
+        """
+        without: dict[str, Any] = {THINKS: False}
+        if THINKS not in _variables(self.tokenizer) or self._continues({}) or not self._continues(without):
+            return ""
+        return f"; for answers without thoughts set +data.template_arguments.{THINKS}=false"
+
+    def _continues(self, changes: dict[str, Any]) -> bool:
+        """Whether a plain answer begins with the generation prompt, with some arguments changed."""
+        try:
+            prompt, whole = (
+                self.tokenizer.apply_chat_template(
+                    messages, add_generation_prompt=answering, tokenize=False, **self.arguments | changes
+                )
+                for messages, answering in (([QUESTION], True), ([QUESTION, ANSWER], False))
+            )
+        except TemplateError:
+            return False
+        return str(whole).startswith(str(prompt))
 
     def _checked_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         known = sorted(_variables(self.tokenizer)) if arguments else []

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rft.data.encode.media.files import open_audio, open_image
+from rft.data.encode.media.audio import open_audio
+from rft.data.encode.media.files import open_image
 from rft.data.encode.parts import has_parts, media_of, normalize_media, text_of, undecoded, with_data_urls
 from tests.data.media_parts import BLUE, RED, image, text, user
 

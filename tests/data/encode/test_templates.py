@@ -9,8 +9,6 @@ from rft.data.encode.templates import FOLDER, ChatTemplate
 from tests.data import chat_texts as chats
 from tests.data.encode.test_masks import CALLING, LED, SCHEMA, SYSTEM, THINKING, TWO, tokenizer, trained, user
 
-OPENED = chats.CHATML.replace("assistant\n' }}", "assistant\n' }}{% if enable_thinking != false %}<think>{% endif %}")
-chats.SPECIAL[OPENED] = chats.SPECIAL[chats.CHATML]
 BUILT_IN = {"chatml": chats.CHATML, "llama3": chats.LLAMA3, "mistral": chats.MISTRAL, "gemma": chats.GEMMA}
 
 
@@ -71,9 +69,6 @@ def test_a_call_trains_without_the_empty_thought_that_its_prompt_ends_with():
     assert encoder.decode(ids[: trains.index(True)]).endswith("<|im_start|>assistant\n")
     with pytest.raises(ValueError, match=r"or the path of a template that keeps answers$"):
         encoder.example({"response": [TWO[0], THINKING[1]]})
-    asking = Encoder(tokenizer(OPENED), "chat", None)
-    with pytest.raises(ValueError, match=r"thoughts, set data\.template_arguments\.enable_thinking=false$"):
-        asking.example({"response": TWO[:2]})
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

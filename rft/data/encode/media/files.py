@@ -1,15 +1,16 @@
-"""Opens images, audio and video, the values in the content parts of rows, and makes small files of them."""
+"""Opens images and video, the values in the content parts of rows, and makes small files of all media."""
 
 import base64
 import io
 import struct
-import wave
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from rft.data.encode.media.audio import FLOATS, played, sound
+from rft.data.encode.media.values import name_of, read
 from rft.logger.media import FORMATS
 
 if TYPE_CHECKING:  # an optional package, imported when the first image is opened
@@ -20,7 +21,6 @@ VIDEOS = "mov,mp4,matroska,webm,avi,mpegts,mpeg,ogg,flv,gif"  # none of them nam
 MOST_FRAMES = 200_000  # that a file has; two hours at 27 a second
 MOST_BYTES = 2**30  # of the chosen frames, three for each pixel; a small file can have any number of them
 FORMS = (str, bytes, np.ndarray)  # of an image, beside that of PIL
-FLOATS = 3  # the format of WAV with floating-point numbers
 SMALL = 2**20  # bytes of a file for people
 SIDE = 1024  # pixels of its longer side, if a picture is drawn again
 BEGINNINGS = {  # of files, and their suffix; WAV and WebP, which begin alike, have another rule
@@ -66,12 +66,12 @@ def open_image(value: Any) -> "Image":
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError as error:
         raise ValueError("images need the package pillow: pip install pillow") from error
-    name = _name(value)
+    name = name_of(value)
     try:
         if isinstance(value, np.ndarray):
             picture: Image.Image = Image.fromarray(value)
         else:
-            picture = Image.open(io.BytesIO(_read(value))) if isinstance(value, str | bytes) else value
+            picture = Image.open(io.BytesIO(read(value))) if isinstance(value, str | bytes) else value
         if picture.width * picture.height > LARGEST:
             raise ValueError(f"{picture.width} x {picture.height} pixels are more than {LARGEST:,}")
         return _in_rgb(ImageOps.exif_transpose(picture))
@@ -105,7 +105,7 @@ def open_video(value: Any, choose: Choose) -> Video:
         ValueError: as `read_video`, or frames that differ in size; names the file.
     """
     if isinstance(value, str | bytes):
-        return read_video(value, _name(value), choose)
+        return read_video(value, name_of(value), choose)
     if isinstance(value, np.ndarray):
         if value.ndim != 4 or value.shape[-1] != 3 or value.dtype != np.uint8:
             raise ValueError(f"an array {value.shape} of {value.dtype} is no video; give (frames, H, W, 3) of uint8")
@@ -188,30 +188,6 @@ def _check_size(count: int, height: int, width: int) -> None:
         )
 
 
-def open_audio(value: Any, sampling_rate: int) -> np.ndarray:
-    """The samples (N,) of audio in float32, between -1 and 1; the mean of its channels.
-
-    Args:
-        value: in the normal form.
-        sampling_rate: of the result, in samples per second.
-
-    Raises:
-        ValueError: the file is damaged or empty, or a package that its format or rate needs is missing; names the file.
-    """
-    name = _name(value)
-    samples, rate = _sound(value, name)
-    if rate == sampling_rate:
-        return samples
-    try:
-        import soxr
-    except ImportError as error:
-        raise ValueError(
-            f"{name} has {rate} samples per second, and the model reads {sampling_rate}; install the package that "
-            f"resamples it (pip install soxr), or convert the file"
-        ) from error
-    return np.asarray(soxr.resample(samples, rate, sampling_rate), np.float32)
-
-
 def small_file(kind: str, value: Any) -> tuple[bytes, str] | None:
     """The content of a file that people look at or listen to, and its suffix, one of `FORMATS`.
 
@@ -240,11 +216,11 @@ def small_file(kind: str, value: Any) -> tuple[bytes, str] | None:
         return _drawn(open_image(value))
     if kind == "video" and isinstance(value, str | bytes | np.ndarray | list):
         return _drawn(open_image(open_video(value, lambda metadata: [0]).frames[0]))
-    sound = isinstance(value, str | bytes) or (isinstance(value, Mapping) and {"array", "sampling_rate"} <= {*value})
-    if kind != "audio" or not sound:
+    heard = isinstance(value, str | bytes) or (isinstance(value, Mapping) and {"array", "sampling_rate"} <= {*value})
+    if kind != "audio" or not heard:
         return None
-    samples, rate = _sound(value, _name(value))
-    return _played(samples[: SMALL // 2], rate)
+    samples, rate = sound(value)
+    return played(samples[: SMALL // 2], rate)
 
 
 def file_of(kind: str, value: Any) -> tuple[bytes, str]:
@@ -262,9 +238,9 @@ def file_of(kind: str, value: Any) -> tuple[bytes, str]:
     if (file := _known_file(kind, value)) is not None:
         return file
     if kind == "audio":
-        return _played(*_sound(value, _name(value)))
+        return played(*sound(value))
     if kind == "video":
-        raise ValueError(f"{_name(value)} is no mp4 or webm file, and other videos are not converted; remove the row")
+        raise ValueError(f"{name_of(value)} is no mp4 or webm file, and other videos are not converted; remove the row")
     return _png(open_image(value)), "png"
 
 
@@ -297,7 +273,7 @@ def _known_file(kind: str, value: Any) -> tuple[bytes, str] | None:
     """The content of a file of a format in `FORMATS` and its suffix; None for another format, and for no file."""
     if not isinstance(value, str | bytes):
         return None
-    data = _read(value)
+    data = read(value)
     suffix = _suffix(data)
     return (data, suffix) if FORMATS.get(suffix, "").startswith(f"{kind}/") else None
 
@@ -324,72 +300,3 @@ def _png(picture: "Image") -> bytes:
     file = io.BytesIO()
     picture.save(file, "PNG")
     return file.getvalue()
-
-
-def _played(samples: np.ndarray, rate: int) -> tuple[bytes, str]:
-    made = io.BytesIO()
-    with wave.open(made, "wb") as file:
-        file.setparams((1, 2, int(rate), 0, "NONE", ""))
-        file.writeframes((samples * 2**15).round().clip(-(2**15), 2**15 - 1).astype("<i2").tobytes())
-    return made.getvalue(), "wav"
-
-
-def _sound(value: Any, name: str) -> tuple[np.ndarray, int]:
-    """The samples (N,) of audio, the mean of its channels, and its sampling rate."""
-    samples, rate = (value["array"], value["sampling_rate"]) if isinstance(value, Mapping) else _samples(value, name)
-    if not samples.size or not np.isfinite(samples).all():
-        raise ValueError(f"{name} has no samples, or one that is not finite; replace it, or remove the row")
-    return samples, rate
-
-
-def _samples(value: str | bytes, name: str) -> tuple[np.ndarray, int]:
-    """The mean (N,) of the channels of a file, and its sampling rate."""
-    data = _read(value)
-    try:
-        with wave.open(io.BytesIO(data)) as file:
-            channels, width, rate, count = file.getparams()[:4]
-            if width > 4:
-                raise wave.Error(f"samples of {8 * width} bits")
-            frames = np.frombuffer(file.readframes(count), np.uint8)
-    except (wave.Error, EOFError, RuntimeError) as error:  # RuntimeError: a chunk that ends outside the file
-        return _samples_of_soundfile(data, name, error)
-    if len(frames) < count * channels * width:
-        raise ValueError(f"{name} ends before its {count} samples; replace it, or remove the row")
-    aligned = np.zeros((count, channels, 4), np.uint8)  # the samples as the high bytes of 32 bits
-    aligned[..., 4 - width :] = frames.reshape(count, channels, width)
-    if width == 1:
-        aligned[..., 3] ^= 128  # 8-bit samples have no sign
-    return (aligned.view("<i4")[..., 0].mean(1) / 2**31).astype(np.float32), rate
-
-
-def _samples_of_soundfile(data: bytes, name: str, reason: Exception) -> tuple[np.ndarray, int]:
-    try:
-        import soundfile
-    except ImportError as error:
-        raise ValueError(
-            f"{name} is not a wav file of integers ({reason}); install the package that reads other formats (pip "
-            "install soundfile), replace the file, or remove the row"
-        ) from error
-    try:
-        frames, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)  # (N, channels)
-    except soundfile.LibsndfileError as error:
-        raise ValueError(
-            f"{name} cannot be read as audio ({error.error_string}); replace it, or remove the row"
-        ) from error
-    return frames.mean(1), rate
-
-
-def _read(value: str | bytes) -> bytes:
-    if isinstance(value, bytes):
-        return value
-    try:
-        return Path(value).read_bytes()
-    except OSError as error:
-        raise ValueError(f"{value} cannot be read ({error}); replace it, or remove the row") from error
-
-
-def _name(value: Any) -> str:
-    """What a message calls a value."""
-    if isinstance(value, str):
-        return value
-    return f"a file of {len(value):,} bytes" if isinstance(value, bytes) else f"a value ({type(value).__name__})"

@@ -5,8 +5,6 @@ import io
 import random
 import struct
 import sys
-import types
-import wave
 import zlib
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,12 @@ import pytest
 from PIL import Image
 
 from rft.data.encode.media import files as media_files
+from rft.data.encode.media.audio import open_audio
 from rft.data.encode.media.files import (
     LARGEST,
     MOST_BYTES,
     file_of,
     lossless_url,
-    open_audio,
     open_image,
     open_video,
     read_video,
@@ -137,97 +135,6 @@ def test_without_pillow_the_message_has_the_command(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ValueError, match=r"^images need the package pillow: pip install pillow$"):
         open_image(b"x")
-
-
-def wav(frames: list[list[int]], width: int, rate: int = 8000) -> bytes:
-    """A file with rows of one sample for each channel."""
-    file = io.BytesIO()
-    with wave.open(file, "wb") as out:
-        out.setnchannels(len(frames[0]))
-        out.setsampwidth(width)
-        out.setframerate(rate)
-        out.writeframes(b"".join(n.to_bytes(width, "little", signed=width > 1) for row in frames for n in row))
-    return file.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("width", "frames", "expected"),
-    [
-        (1, [[128], [0], [255], [192]], [0.0, -1.0, 127 / 128, 0.5]),
-        (2, [[0], [-(2**15)], [2**15 - 1], [2**14]], [0.0, -1.0, 1 - 2**-15, 0.5]),
-        (3, [[0], [-(2**23)], [2**23 - 1], [2**22]], [0.0, -1.0, 1 - 2**-23, 0.5]),
-        (4, [[0], [-(2**31)], [2**30], [-(2**29)]], [0.0, -1.0, 0.5, -0.25]),
-        (2, [[2**14, 0], [-(2**14), 2**14]], [0.25, 0.0]),
-    ],
-)
-def test_wav_files_of_integers(width: int, frames: list[list[int]], expected: list[float], tmp_path: Path) -> None:
-    (tmp_path / "a.wav").write_bytes(wav(frames, width))
-    for value in (wav(frames, width), str(tmp_path / "a.wav")):
-        found = open_audio(value, 8000)
-        assert found.dtype == np.float32 and found.tolist() == expected
-
-
-def test_an_array_is_taken_at_its_rate() -> None:
-    tone = np.array([0.5, -0.5], np.float32)
-    assert open_audio({"array": tone, "sampling_rate": 8000}, 8000) is tone
-    for wrong in (np.zeros(0, np.float32), np.array([np.nan], np.float32)):
-        with pytest.raises(ValueError, match=r"^a value \(dict\) has no samples, or one that is not finite"):
-            open_audio({"array": wrong, "sampling_rate": 8000}, 8000)
-
-
-def test_damaged_audio_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "soundfile", None)
-    path, whole = tmp_path / "a.wav", wav([[n] for n in range(100)], 2)
-    for data, message in (
-        (whole[:-2], "ends before its 100 samples; replace it"),
-        (whole[:20], r"is not a wav file of integers \(.*pip install soundfile"),
-        (b"", "is not a wav file of integers"),
-        (b"ID3 some mp3", "is not a wav file of integers"),
-        (wav([[0]], 2)[:-2].replace(b"data\x02", b"data\x00"), "has no samples"),
-        (whole[:34] + struct.pack("<H", 64) + whole[36:], r"is not a wav file of integers \(samples of 64 bits\)"),
-    ):
-        path.write_bytes(data)
-        with pytest.raises(ValueError, match=rf"^.*a\.wav {message}"):
-            open_audio(str(path), 8000)
-    rng = random.Random(0)
-    for _ in range(300):
-        changed = bytearray(whole)
-        changed[rng.randrange(44)] = rng.randrange(256)
-        try:
-            open_audio(bytes(changed), 8000)
-        except ValueError as error:
-            assert str(error).startswith("a file of 244 bytes ")
-
-
-def test_other_formats_are_read_by_soundfile(monkeypatch: pytest.MonkeyPatch) -> None:
-    class LibsndfileError(RuntimeError):
-        error_string = "no"
-
-    def read(file: io.BytesIO, dtype: str, always_2d: bool) -> tuple[np.ndarray, int]:
-        assert dtype == "float32" and always_2d
-        if file.read() == b"bad":
-            raise LibsndfileError
-        return np.array([[1.0, 0.0], [0.5, 0.5]], np.float32), 8000
-
-    fake = types.SimpleNamespace(read=read, LibsndfileError=LibsndfileError)
-    monkeypatch.setitem(sys.modules, "soundfile", fake)  # type: ignore[arg-type]
-    assert open_audio(b"flac", 8000).tolist() == [0.5, 0.5]
-    with pytest.raises(ValueError, match=r"^a file of 3 bytes cannot be read as audio \(no\); replace it"):
-        open_audio(b"bad", 8000)
-
-
-def test_another_rate_is_resampled_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = wav([[2**14], [0]], 2, rate=8000)
-    monkeypatch.setitem(sys.modules, "soxr", None)
-    with pytest.raises(ValueError, match=r"has 8000 samples per second, and the model reads 16000; .*pip install soxr"):
-        open_audio(data, 16000)
-
-    def resample(samples: np.ndarray, rate: int, new: int) -> np.ndarray:
-        return np.repeat(samples, new // rate).astype(np.float64)
-
-    monkeypatch.setitem(sys.modules, "soxr", types.SimpleNamespace(resample=resample))  # type: ignore[arg-type]
-    found = open_audio(data, 16000)
-    assert found.dtype == np.float32 and found.tolist() == [0.5, 0.5, 0.0, 0.0]
 
 
 def test_small_files_of_known_formats_are_unchanged(picture: Image.Image, tmp_path: Path) -> None:
