@@ -256,24 +256,6 @@ def test_a_thought_that_the_prompt_begins_and_the_template_drops_is_refused():
     assert encoder._tokenizer.decode(encoder.prompt(row)).endswith("<｜Assistant｜><think>\n")
 
 
-def test_a_refusal_names_the_argument_with_which_plain_answers_train():
-    """The prompt begins a thought, and an answer without one has an empty thought in its place, as in Nemotron 3."""
-    template = (
-        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
-        "{% if m.role == 'assistant' %}{{ '<think></think>' }}{% endif %}{{ m.content + '<|im_end|>\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
-        "{{ '<think>\n' if enable_thinking is not defined or enable_thinking else '<think></think>' }}{% endif %}"
-    )
-    SPECIAL[template] = SPECIAL[chats.CHATML]
-    cure = r"; for answers without thoughts set \+data\.template_arguments\.enable_thinking=false$"
-    for arguments in ({}, {"enable_thinking": True}):
-        with pytest.raises(ValueError, match=cure):
-            Encoder(tokenizer(template), "chat", None, arguments=arguments).example({"response": TWO})
-    encoder = Encoder(tokenizer(template), "chat", None, arguments={"enable_thinking": False})
-    assert trained(encoder, {"response": TWO}) and encoder.chat.cure == ""
-    assert Encoder(tokenizer(chats.QWEN3), "chat", None).chat.cure == ""  # its plain answers train
-
-
 def test_a_prompt_that_the_whole_does_not_begin_with_is_refused():
     """Mistral's puts the system message before a question that is the last message, and nowhere else."""
     for trains in ("response", "last"):

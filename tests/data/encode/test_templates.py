@@ -71,6 +71,24 @@ def test_a_call_trains_without_the_empty_thought_that_its_prompt_ends_with():
         encoder.example({"response": [TWO[0], THINKING[1]]})
 
 
+def test_a_refusal_names_the_argument_with_which_plain_answers_train():
+    """The prompt begins a thought, and an answer without one has an empty thought in its place, as in Nemotron 3."""
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+        "{% if m.role == 'assistant' %}{{ '<think></think>' }}{% endif %}{{ m.content + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+        "{{ '<think>\n' if enable_thinking is not defined or enable_thinking else '<think></think>' }}{% endif %}"
+    )
+    chats.SPECIAL[template] = chats.SPECIAL[chats.CHATML]
+    cure = r"; for answers without thoughts set \+data\.template_arguments\.enable_thinking=false$"
+    for arguments in ({}, {"enable_thinking": True}):
+        with pytest.raises(ValueError, match=cure):
+            Encoder(tokenizer(template), "chat", None, arguments=arguments).example({"response": TWO})
+    encoder = Encoder(tokenizer(template), "chat", None, arguments={"enable_thinking": False})
+    assert trained(encoder, {"response": TWO}) and encoder.chat.cure == ""
+    assert Encoder(tokenizer(chats.QWEN3), "chat", None).chat.cure == ""  # its plain answers train
+
+
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_conversation_is_what_the_models_own_template_makes_of_it(name):
     own, made = ChatTemplate(tokenizer(BUILT_IN[name]), "chat"), ChatTemplate(tokenizer(BUILT_IN[name]), name)
