@@ -17,7 +17,7 @@ from rft.data.encode.masks import NO_ANSWER, REWRITTEN, Turn, answers, check_unm
 from rft.data.encode.parts import text_of
 from rft.data.encode.processor import MediaProcessor, Parts, RichText, refuse_media
 from rft.data.encode.templates import ChatTemplate, Messages
-from rft.data.encode.truncation import PromptLimit
+from rft.data.encode.truncation import Overlong, PromptLimit, TextLimit
 from rft.data.rows.files import read_text
 from rft.data.rows.lazy import Rows, located, place
 
@@ -42,7 +42,7 @@ class Encoder:
         scored: a row ends with the end token of its last answer, from which the model reads a score.
 
     Attributes:
-        context: maximal tokens of an example, checked when it is encoded; None if all examples were counted before.
+        text_limit: what happens to long given texts; None until they are counted.
         limit, processor: as given.
         chat: the template; None if it is "none".
         tools: the schemas of `tools`.
@@ -84,7 +84,7 @@ class Encoder:
         begin = tokenizer.bos_token_id
         begins = template == "none" and begin is not None and tokenizer("a").input_ids[:1] == [begin]
         self._prefix = EncodedText([begin] if begins else [])
-        self.context: int | None = None
+        self.text_limit: TextLimit | None = None
         self.limit = limit
         self.processor = processor
         cut = limit if limit is not None and limit.cuts else None
@@ -154,7 +154,7 @@ class Encoder:
             raise ValueError(f"the prompt (it begins {_beginning(row['prompt'])!r}) has {limit.refusal(len(prompt))}")
         return limit.cut_prompt(prompt)
 
-    def example(self, row: Mapping[str, Any]) -> tuple[EncodedText, list[bool]]:
+    def example(self, row: Mapping[str, Any], overlong: Overlong | None = None) -> tuple[EncodedText, list[bool]]:
         """A supervised row, from its `response` and, unless the response is the whole text, its `prompt`.
 
         A text after a prompt trains unchanged, followed by `end` unless it ends with it. A list of chat messages is
@@ -162,20 +162,23 @@ class Encoder:
         without a prompt trains from its second token on, since nothing predicts the first. The tokens before a trained
         part are the ones that the model would read when sampling.
 
+        Args:
+            overlong: what happens to a longer text than `text_limit` allows; None: as `text_limit` has it.
+
         Returns:
             T ids, and T flags that are True where the token trains.
 
         Raises:
-            ValueError: response or prompt are of another type, the template rewrites the answer, or there are more
-                tokens than `context`.
+            ValueError: response or prompt are of another type, the template rewrites the answer, or the text is too
+                long.
         """
         ids, trains = self._cut(row, *self._example(row))
-        if self.context is not None and len(ids) > self.context:
-            raise ValueError(
-                f"a row has {len(ids)} tokens, over the model's context of {self.context}; remove it from the data, or "
-                f"choose a model with a longer context (it ends in {str(row['response'])[-SHOWN:]!r})"
-            )
-        return ids, trains
+        ids = self._cut_text(ids, overlong)
+        return ids, trains[: len(ids)]
+
+    def _cut_text(self, ids: EncodedText, overlong: Overlong | None = None) -> EncodedText:
+        limit = self.text_limit
+        return ids if limit is None else limit.cut(ids, overlong or limit.overlong)
 
     def _cut(self, row: Mapping[str, Any], ids: EncodedText, trains: list[bool]) -> tuple[EncodedText, list[bool]]:
         """The example with the prompt as `prompts` gives it."""
@@ -231,10 +234,10 @@ class Encoder:
             steps: the texts of the steps.
 
         Returns:
-            T ids, and the position of the last token of every step, which belongs to the separator.
+            T ids, and the position of the last token of every step that they hold, which belongs to the separator.
 
         Raises:
-            ValueError: there are no steps, a step is not a text, or a step with its separator has no tokens.
+            ValueError: there are no steps, a step is not a text or has no tokens, or the answer is too long.
         """
         if not isinstance(steps, list | tuple) or not steps or not all(isinstance(step, str) for step in steps):
             raise ValueError(f"steps: expected a list of texts, got {steps!r:.{SHOWN}}")
@@ -245,7 +248,8 @@ class Encoder:
                 raise ValueError("a step is empty, and the tokenizer has no token for the separator; choose another")
             ids = ids + step + end
             ends.append(len(ids) - 1)
-        return ids, ends
+        ids = self._cut_text(ids)
+        return ids, [place for place in ends if place < len(ids)]
 
     def encode(self, texts: list[str]) -> list[EncodedText]:
         """The tokens of texts, without template and BOS token."""

@@ -51,7 +51,7 @@ def test_a_mixture_keeps_its_parts():
     rows, _ = drop(mixed, 4)
     assert isinstance(rows, Mixed) and rows.weights == mixed.weights
     assert list(rows) == [ROWS[0] | {"data_source": "a"}, ROWS[2] | {"data_source": "b"}]
-    with pytest.raises(ValueError, match=r"data\.train\.parts\.a: all prompts are longer than data\.max_prompt_tokens"):
+    with pytest.raises(ValueError, match=r"data\.train\.parts\.a: all rows have more tokens than data\.max_prompt"):
         drop(mixed, 1)
 
 
