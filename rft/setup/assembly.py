@@ -357,6 +357,7 @@ class Job(Components):
             peak_tflops=context.strategy.peak_tflops(),
             exact=self.exact(),
             max_unscored=self.reward.max_unscored,
+            rows=loaded.fingerprints(),
             seed=run.seed,
         )
         return trainer, stages

@@ -10,6 +10,7 @@ from rft.data.base import GivenTexts, SourceContext
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths, count_tokens, limit_prompts, limit_texts
 from rft.data.encode.truncation import PromptLimit, TextLimit
+from rft.data.fingerprint import fingerprint
 from rft.data.rows.lazy import Row, Rows, located
 from rft.data.rows.stream import RowFilter, StreamedRows, check_room
 from rft.distributed import SINGLE_PROCESS
@@ -59,6 +60,12 @@ class Datasets:
         if given is not None and text_limit is not None and text_limit.overlong != "error":
             filters.append(short_texts(self.encoder, text_limit, given, self.stream))
         return self.stream.open(run.data.streaming, filters, log)
+
+    def fingerprints(self) -> dict[str, str]:
+        """A hash of each data set, by its yaml key; of a stream that of its first rows."""
+        sets = {"data.train": self.train} | {f"data.eval.{name}": rows for name, rows in self.held_out.items()}
+        sets |= {"reward.canary.path": self.canary} if self.canary else {}
+        return {key: fingerprint(rows) for key, rows in sets.items()}
 
     def fit(
         self,
