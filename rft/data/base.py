@@ -13,7 +13,7 @@ from tensordict import TensorDict
 
 from rft.batch.columns import EPISODE_COLUMNS
 from rft.data.encode.encoder import Encoder
-from rft.data.rows.lazy import Rows
+from rft.data.rows.lazy import Row, Rows
 from rft.distributed import World
 from rft.metrics import Metrics
 
@@ -77,12 +77,16 @@ class GivenTexts:
     """The class and options of a source of given texts, not built yet.
 
     Attributes:
-        source: its class; the constructor takes a plain `SourceContext`.
+        source: its class, a `GivenSource`; the constructor takes a plain `SourceContext`.
         options: keyword arguments of the constructor.
     """
 
-    source: type["Source"]
+    source: type["GivenSource"]
     options: Mapping[str, Any]
+
+    def build(self, context: SourceContext) -> "GivenSource":
+        """The source; raises what its constructor raises."""
+        return self.source(context, **self.options)
 
     def epoch(self, context: SourceContext) -> Iterator[TensorDict]:
         """This rank's batches, until as many rows are drawn as the data set has.
@@ -90,7 +94,7 @@ class GivenTexts:
         Raises:
             ValueError: a row cannot be encoded.
         """
-        source = self.source(context, **self.options)
+        source = self.build(context)
         for _ in range(-(-len(context.rows) // context.prompts)):
             yield source.next(Metrics())
 
@@ -212,7 +216,32 @@ class Source(ABC):
         """Continues from what `state_dict` returned, maybe on another number of ranks."""
 
 
+class GivenSource(Source):
+    """A source of given texts. It states what it makes of one row, so that the run can count the tokens of each row
+    before a model is loaded, and drop rows.
+    """
+
+    @abstractmethod
+    def texts(self, position: int, row: Row) -> list[dict[str, Any]]:
+        """The batch rows of a row of the data set, as `rft.batch.collate` takes them.
+
+        Args:
+            position: their group and their unit.
+        """
+
+
 def given_texts(source: type[Source], options: Mapping[str, Any]) -> GivenTexts | None:
-    """The given texts of a source; None if the engine samples all texts."""
+    """The given texts of a source; None if the engine samples all texts.
+
+    Raises:
+        ValueError: all texts are given, and the class is no `GivenSource`.
+    """
     facts = source.facts(options)
-    return GivenTexts(source, options) if facts.sampled == "never" else facts.given
+    if facts.sampled != "never":
+        return facts.given
+    if not issubclass(source, GivenSource):
+        raise ValueError(
+            f"{source.__name__} samples no texts; derive it from rft.data.base.GivenSource, whose method `texts` "
+            "states what it makes of one row"
+        )
+    return GivenTexts(source, options)

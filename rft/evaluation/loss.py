@@ -98,7 +98,7 @@ class LossEvaluator(Evaluator):
         world, columns = self._context.world, tuple(sorted(self._algorithm.reads()))
         # One process draws each row once; with more, the rows of a step would have to divide over them.
         context = SourceContext(SINGLE_PROCESS, self._seed, self._context.encoder, rows, len(rows), columns, True)
-        batch = self._source.source(context, **self._source.options).next(Metrics())
+        batch = self._source.build(context).next(Metrics())
         local = batch[batch["unit"] % world.size == world.rank]
         if not len(local):
             local = batch[:1].clone(recurse=False)

@@ -1,6 +1,7 @@
 """Held-out pairs of responses: how often a model with a score head prefers the chosen one. Nothing is sampled."""
 
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from rft.actor.score_moments import ScoreMoments, score_moments
 from rft.batch.collate import collate
+from rft.data.base import GivenTexts
+from rft.data.given.pairs import PairSource
 from rft.data.given.supervised import supervised_row
 from rft.data.rows.lazy import Rows
 from rft.evaluation.base import EvaluationContext, Progress, RowEvaluator, SetResult
@@ -36,6 +39,15 @@ class ScoreEvaluator(RowEvaluator):
     def __init__(self, context: EvaluationContext, scores: Callable[[TensorDict], Tensor]) -> None:
         self._context = context
         self._scores = scores
+
+    @classmethod
+    @abstractmethod
+    def given(cls, options: Mapping[str, Any]) -> GivenTexts:
+        """What makes the texts of a held-out row.
+
+        Args:
+            options: those of `source_options`.
+        """
 
     def _on_all_ranks(self, rows: Rows, work: Callable[[Sequence[int]], Sequence[Any]]) -> list[Any]:
         """What `work` returns for all rows in order, on every rank.
@@ -81,6 +93,11 @@ class PairEvaluator(ScoreEvaluator):
 
     fields = ("prompt", "chosen", "rejected")
     metrics = ("accuracy", "margin")
+
+    @classmethod
+    def given(cls, options: Mapping[str, Any]) -> GivenTexts:
+        """See `ScoreEvaluator.given`."""
+        return GivenTexts(PairSource, {"chosen": "chosen", "rejected": "rejected", "margin": None})
 
     def __init__(self, context: EvaluationContext, scores: Callable[[TensorDict], Tensor]) -> None:
         super().__init__(context, scores)

@@ -1,6 +1,6 @@
 """Held-out answers with labelled steps: how often a model that scores steps tells right from wrong."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -8,7 +8,8 @@ from typing import Any
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.data.given.steps import step_labels
+from rft.data.base import GivenTexts
+from rft.data.given.steps import StepSource, step_labels
 from rft.data.given.supervised import given_row
 from rft.data.rows.lazy import Rows
 from rft.evaluation.base import EvaluationContext, Progress, SetResult
@@ -71,6 +72,11 @@ class StepEvaluator(ScoreEvaluator):
     metrics = ("accuracy", "first_error")
     source_options = ("separator",)
 
+    @classmethod
+    def given(cls, options: Mapping[str, Any]) -> GivenTexts:
+        """See `ScoreEvaluator.given`."""
+        return GivenTexts(StepSource, {"steps": "completions", "labels": "labels", **options})
+
     def __init__(self, context: EvaluationContext, scores: Callable[[TensorDict], Tensor], separator: str) -> None:
         super().__init__(context, scores)
         self._separator = separator
@@ -83,6 +89,7 @@ class StepEvaluator(ScoreEvaluator):
             with progress(f"evaluate {name}", len(rows)) as show:
                 found = self._on_all_ranks(rows, partial(self._steps, rows))
                 show(len(rows))
+            labels = [own[: len(steps)] for own, steps in zip(labels, found, strict=True)]  # of answers that are cut
             results[name] = StepResult(rows, self._separator, labels, found)
         return results
 

@@ -4,7 +4,6 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,7 @@ from rft.evaluation.responses import match_responses, read_responses
 from rft.logger.history import short, write_atomically
 from rft.modes.model import Answering, display
 from rft.reward.compose import WeightedSum
-from rft.setup.constraints import check_ranks
-from rft.setup.datasets import fit_examples, fit_held_out
+from rft.setup.datasets import fit_held_out, fit_held_out_texts
 from rft.train.folder.run_folder import ANSWERS, EVALUATION, RESCORED, RESCORED_ANSWERS
 
 
@@ -72,15 +70,13 @@ def measure(job: Answering, console: Console) -> float:
 
     def fit(encoder: Encoder, model_config: PretrainedConfig) -> None:
         lengths = Lengths(counting, encoder, run.cache)
-        if job.given is None:
+        if job.held_out_given is None:
             fit_held_out(sets, lengths, run, check, model_config, job.answer_tokens, console.print)
             return
-        check.run(partial(check_ranks, run.batch, job.world.size))
-        check.end()
         context = model_config.get_text_config().max_position_embeddings
-        for name, rows in sets.items():
-            examples = partial(job.examples, lengths, job.given)
-            fit_examples(f"data.eval.{name}", rows, examples, context, console.print)
+        limit = run.data.text_limit(context, encoder.media_facts)
+        fit_held_out_texts(sets, lengths, run, check, limit, job.held_out_given, console.print)
+        encoder.text_limit = limit
 
     check.run(fit, "encoder", "model_config")
     check.end()

@@ -87,7 +87,9 @@ def _show(job: Job, loaded: Datasets, name: str, source: Target, prompts: int, c
     model_config = read_config(*named, vocabulary_size(tokenizer), "actor", run.actor["trust_remote_code"])
     context = model_config.get_text_config().max_position_embeddings
     console.print(_numbers(examples, context, 0 if reads else run.rollout.max_new_tokens), soft_wrap=True)
-    ends = {example.ids[position] for example in examples for position in _last(example.trains)}
+    limit = loaded.encoder.text_limit
+    cut = limit.most if limit is not None and limit.overlong == "truncate" else None  # a text has no end behind it
+    ends = {example.ids[position] for example in examples for position in _last(example.trains) if position + 1 != cut}
     for end in sorted(ends - {tokenizer.eos_token_id, loaded.encoder.end}) if job.grader is None else ():
         console.print(
             Text(

@@ -216,12 +216,17 @@ class Job(Components):
             check_parts(self.read_model_config(model, tokenizer), options, factors, model.key)
 
     def fit_rows(self, loaded: Datasets, model_config: PretrainedConfig) -> None:
-        """Drops rows with long prompts, and adds a message to `check` if a remaining row is too long for the model."""
-        given = given_texts(self.source.factory, self.source.options)
-        examples = None if given is None else partial(self.examples, loaded.lengths, given)
-        samples, generates = self.facts.sampled != "never", self.given is None
+        """Drops or cuts long rows, and adds a message to `check` if a remaining row is too long for the model."""
+        sources = [self.source] if self.warmup_source is None else [self.warmup_source, self.source]
         loaded.fit(
-            self.run, self.check, model_config, "prompt" in self.needs, samples, examples, generates, self.answer_tokens
+            self.run,
+            self.check,
+            model_config,
+            prompted="prompt" in self.needs,
+            samples=self.facts.sampled != "never",
+            stages=[given_texts(source.factory, source.options) for source in sources],
+            held_out=self.held_out_given,
+            answer_tokens=self.answer_tokens,
         )
         if loaded.canary:
             counts = count_prompts(loaded.lengths, loaded.canary, "reward.canary.path")
@@ -231,8 +236,7 @@ class Job(Components):
         """Tokens of the longest row that a step can have; None for a stream, whose rows are not counted."""
         if loaded.stream is not None:
             return None
-        given = given_texts(self.source.factory, self.source.options)
-        counts = [] if given is None else self.examples(loaded.lengths, given, loaded.train).tokens
+        counts = [] if loaded.longest_text is None else [loaded.longest_text]
         if self.facts.sampled != "never" and "prompt" in self.needs:
             counts.append(max(loaded.lengths.prompts(loaded.train)) + self.run.rollout.max_new_tokens)
         return max(counts, default=None)
@@ -283,7 +287,7 @@ class Job(Components):
                 world=world,
                 seed=run.seed,
                 encoder=loaded.encoder,
-                rows=loaded.rows(run, log.message),
+                rows=loaded.rows(run, given_texts(target.factory, target.options), log.message),
                 prompts=prompts,
                 columns=tuple(sorted(algorithm.reads())),
                 shuffle=run.data.shuffle,
@@ -353,6 +357,7 @@ class Job(Components):
             peak_tflops=context.strategy.peak_tflops(),
             exact=self.exact(),
             max_unscored=self.reward.max_unscored,
+            rows=loaded.fingerprints(),
             seed=run.seed,
         )
         return trainer, stages

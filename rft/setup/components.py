@@ -14,7 +14,6 @@ from rft.algorithm.roles import POLICY, Role
 from rft.batch.encoded import MediaFacts
 from rft.data.base import CheckContext, GivenTexts, SourceFacts
 from rft.data.encode.encoder import Encoder
-from rft.data.encode.lengths import Examples, Lengths
 from rft.data.encode.processor import MediaProcessor
 from rft.data.rows.lazy import Row, Rows, load
 from rft.data.rows.sources import FileRows, refuse_agents
@@ -228,12 +227,13 @@ class Components:
         self.check.messages += self._checks.messages
         return f"epochs={run.epochs:g} of {rows:,} rows with batch.prompts={run.batch.prompts} are {run.steps:,} steps"
 
-    def examples(self, lengths: Lengths, given: GivenTexts, rows: Rows) -> Examples:
-        """Facts of given texts, for as many draws of the source as there are rows."""
-        run, columns = self.run, tuple(sorted(self.algorithm.reads()))
-        return lengths.examples(
-            given, rows, run.batch.prompts, seed=run.seed, columns=columns, shuffle=run.data.shuffle
-        )
+    @property
+    def held_out_given(self) -> GivenTexts | None:
+        """What makes the held-out texts; None if the policy answers held-out prompts."""
+        return self.given if self.grader is None else self.grader.given(self._grader_options(self.grader))
+
+    def _grader_options(self, grader: type[ScoreEvaluator]) -> dict[str, Any]:
+        return {name: self.source.options[name] for name in grader.source_options}
 
     def make_processor(self, tokenizer: PreTrainedTokenizerBase) -> MediaProcessor | None:
         """The processor of the policy; None for a model of text."""
@@ -336,7 +336,7 @@ class Components:
             return LossEvaluator(context, self.algorithm, self.given, models, run.seed)
         if self.grader is not None:
             policy = models[POLICY]
-            options = {name: self.source.options[name] for name in self.grader.source_options}
+            options = self._grader_options(self.grader)
             return self.grader(context, lambda batch: policy.compute(batch, ("score",), 1.0)["score"], **options)
         assert sampler is not None
         drawn = GenerationOptions(

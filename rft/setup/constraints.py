@@ -305,22 +305,6 @@ def check_lengths(key: str, counts: list[int], model_config: PretrainedConfig, n
         )
 
 
-def check_examples(key: str, counts: list[int], context: int) -> None:
-    """Checks that no given text is longer than the model's context.
-
-    Args:
-        key: of the rows.
-        counts: tokens of each row.
-        context: the model's maximal number of tokens.
-    """
-    if max(counts) > context:
-        counted = " (mode=inspect counts them)" if key == "data.train" else ""
-        raise ValueError(
-            f"{key}: the longest row has {max(counts)} tokens, over the model's context of {context}; remove the "
-            f"longer rows{counted} or choose a model with a longer context"
-        )
-
-
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig) -> None:
     """Checks that a checkpoint restores the tokenizer that it was saved with.
 

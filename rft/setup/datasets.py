@@ -1,18 +1,22 @@
 """Tokenizer and rows of a run, which are loaded before the model, and the checks of their lengths against it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
+from rft.data.base import GivenTexts, SourceContext
 from rft.data.encode.encoder import Encoder
-from rft.data.encode.lengths import Examples, Lengths, limit_prompts
+from rft.data.encode.lengths import Lengths, count_tokens, limit_prompts, limit_texts
 from rft.data.encode.masks import explain
-from rft.data.encode.truncation import PromptLimit
-from rft.data.rows.lazy import Rows
-from rft.data.rows.stream import StreamedRows, check_room
+from rft.data.encode.truncation import PromptLimit, TextLimit
+from rft.data.fingerprint import fingerprint
+from rft.data.rows.lazy import Row, Rows, located
+from rft.data.rows.stream import RowFilter, StreamedRows, check_room
+from rft.distributed import SINGLE_PROCESS
 from rft.errors import Checks
-from rft.setup.constraints import check_examples, check_lengths, prefixed
+from rft.setup.constraints import check_lengths, prefixed
 from rft.setup.schema import Run
 
 
@@ -27,6 +31,7 @@ class Datasets:
         lengths: counts the tokens of rows.
         stream: the stream of the rows to train on, or None.
         canary: the canary tasks; empty if there are none.
+        longest_text: tokens of the longest given text of `train` in the last stage; None if it has none.
         messages: notes for the user, collected while the rows are read.
     """
 
@@ -37,20 +42,31 @@ class Datasets:
     lengths: Lengths
     stream: StreamedRows | None = None
     canary: Rows = ()
+    longest_text: int | None = None
     messages: list[str] = field(default_factory=list)
 
-    def rows(self, run: Run, log: Callable[[str], None]) -> Rows:
+    def rows(self, run: Run, given: GivenTexts | None, log: Callable[[str], None]) -> Rows:
         """The rows that a source of batches draws from: `train`, or the opened stream.
 
         Args:
+            given: the given texts of the source, or None.
             log: shows a message to the user while a stream is read.
         """
         if self.stream is None:
             return self.train
         assert run.data.streaming is not None
-        limit = self.encoder.limit
-        drop_above = limit.most if limit is not None and limit.truncation == "drop" else None
-        return self.stream.open(run.data.streaming, self.encoder, drop_above, log)
+        filters, prompt_limit, text_limit = [], self.encoder.limit, self.encoder.text_limit
+        if prompt_limit is not None and prompt_limit.truncation == "drop":
+            filters.append(short_prompts(self.encoder, prompt_limit))
+        if given is not None and text_limit is not None and text_limit.overlong != "error":
+            filters.append(short_texts(self.encoder, text_limit, given, self.stream))
+        return self.stream.open(run.data.streaming, filters, log)
+
+    def fingerprints(self) -> dict[str, str]:
+        """A hash of each data set, by its yaml key; of a stream that of its first rows."""
+        sets = {"data.train": self.train} | {f"data.eval.{name}": rows for name, rows in self.held_out.items()}
+        sets |= {"reward.canary.path": self.canary} if self.canary else {}
+        return {key: fingerprint(rows) for key, rows in sets.items()}
 
     def fit(
         self,
@@ -59,19 +75,19 @@ class Datasets:
         model_config: PretrainedConfig,
         prompted: bool,
         samples: bool,
-        examples: Callable[[Rows], Examples] | None,
-        generates: bool,
+        stages: Sequence[GivenTexts | None],
+        held_out: GivenTexts | None,
         answer_tokens: int | None,
     ) -> None:
-        """Applies `data.truncation` to long prompts, and adds a message to `check` for rows too long for the model.
+        """Applies `data.truncation` and `data.overlong`, and adds a message to `check` for rows that are too long.
 
         Args:
             model_config: the transformers config of the policy.
             prompted: whether the training rows have prompts.
             samples: whether the engine samples answers to them.
-            examples: the facts of the given texts of some rows; None if the source has no given texts.
-            generates: held-out rows are prompts; otherwise they are given texts.
-            answer_tokens: most tokens of an answer to them; None if the policy scores texts and answers none.
+            stages: the given texts of each stage, or None.
+            held_out: the given texts of held-out rows; None if the policy answers their prompts.
+            answer_tokens: most tokens of an answer to them; None if it answers none.
 
         Raises:
             ValueError: data.max_prompt_tokens is set, but the rows have no prompts.
@@ -86,7 +102,6 @@ class Datasets:
         if self.stream is not None:
             assert run.data.streaming is not None
             self.messages.append(f"data.train is streamed: only its first {len(self.train)} rows were checked")
-            self.encoder.context = context
             if samples:
                 check.attempt(check_room, run.data.streaming, most, context, new_tokens)
         elif most is not None or (samples and prompted):
@@ -96,26 +111,23 @@ class Datasets:
                 f"data.train has {len(self.train)} rows, fewer than batch.prompts={run.batch.prompts}: rows repeat "
                 "within a step"
             )
-        if generates:
+        if held_out is None:
             fit_held_out(self.held_out, self.lengths, run, check, model_config, answer_tokens, self.messages.append)
-        if examples is not None:
-            given = {"data.train": self.train}
-            if not generates:
-                self._limit_held_out(check)
-                given |= {f"data.eval.{name}": rows for name, rows in self.held_out.items()}
-            for key, rows in given.items():
-                check.attempt(fit_examples, key, rows, examples, context, self.messages.append)
+        mistakes = len(check.messages)
+        text_limit = check.attempt(run.data.text_limit, context, self.encoder.media_facts)
+        for given in stages if text_limit is not None else ():
+            self.longest_text = None
+            if given is not None:
+                check.attempt(self._fit_texts, given, text_limit)
+        if text_limit is not None and held_out is not None:
+            fit_held_out_texts(self.held_out, self.lengths, run, check, text_limit, held_out, self.messages.append)
+        if len(check.messages) == mistakes:  # else mode=inspect shows the rows as they are
+            self.encoder.text_limit = text_limit
 
-    def _limit_held_out(self, check: Checks) -> None:
-        """Applies `data.truncation` to the prompts of held-out texts."""
-        limit = self.encoder.limit
-        for name in self.held_out if limit is not None else ():
-            check.attempt(self._limit, name, limit)
-
-    def _limit(self, name: str, limit: PromptLimit) -> None:
-        rows, key = self.held_out[name], f"data.eval.{name}"
-        counts = count_prompts(self.lengths, rows, key)
-        self.held_out[name], _ = limit_prompts(rows, counts, limit, key, self.messages.append)
+    def _fit_texts(self, given: GivenTexts, limit: TextLimit) -> None:
+        log = (lambda message: None) if self.stream is not None else self.messages.append
+        rows, counts = fit_texts("data.train", self.train, self.lengths, limit, given, log)
+        self.train, self.longest_text = rows, max(counts)
 
     def _fit_train(self, model_config: PretrainedConfig, new_tokens: int | None) -> None:
         counts, limit = count_prompts(self.lengths, self.train, "data.train"), self.encoder.limit
@@ -134,27 +146,84 @@ def count_prompts(lengths: Lengths, rows: Rows, key: str) -> list[int]:
         return lengths.whole_prompts(rows)
 
 
-def fit_examples(
-    key: str, rows: Rows, examples: Callable[[Rows], Examples], context: int, log: Callable[[str], None]
-) -> None:
-    """Checks that given texts can be encoded, and that none is longer than the model's context.
+def fit_texts(
+    key: str, rows: Rows, lengths: Lengths, limit: TextLimit, given: GivenTexts, log: Callable[[str], None]
+) -> tuple[Rows, list[int]]:
+    """Applies `data.overlong` to rows of given texts.
 
     Logs how many answers of conversations train.
 
     Args:
         key: of the rows.
-        examples: the facts of the texts of some rows.
-        context: the model's maximal number of tokens.
+        lengths: counts the tokens of rows.
         log: shows a message to the user.
 
+    Returns:
+        The rows that stay, and their tokens.
+
     Raises:
-        ValueError: names the key.
+        ValueError: a text cannot be encoded, or is too long; names the key and the row.
     """
     with prefixed(f"{key}: "):
-        found = examples(rows)
-    if (message := explain(found.answers, len(found.tokens))) is not None:
+        texts = lengths.texts(given, rows)
+    kept = limit_texts(rows, texts, limit, key, log)
+    answers = [text.answers for text in texts if limit.keeps(text)]
+    if (message := explain([sum(each) for each in zip(*answers, strict=True)])) is not None:
         log(f"{key}: {message}")
-    check_examples(key, found.tokens, context)
+    return kept
+
+
+def fit_held_out_texts(
+    sets: dict[str, Rows],
+    lengths: Lengths,
+    run: Run,
+    check: Checks,
+    limit: TextLimit,
+    given: GivenTexts,
+    log: Callable[[str], None],
+) -> None:
+    """Applies `data.truncation` and `data.overlong` to sets of given texts; adds messages to `check`."""
+
+    def fit(name: str) -> None:
+        key, rows = f"data.eval.{name}", sets[name]
+        if run.data.prompt_limit is not None:
+            rows, _ = limit_prompts(rows, count_prompts(lengths, rows, key), run.data.prompt_limit, key, log)
+        sets[name], _ = fit_texts(key, rows, lengths, limit, given, log)
+
+    for name in list(sets):
+        check.attempt(fit, name)
+
+
+def short_prompts(encoder: Encoder, limit: PromptLimit) -> RowFilter:
+    """Keeps the rows of a stream whose prompts are not too long."""
+
+    def keeps(rows: list[Row]) -> list[bool]:
+        return [len(prompt) <= limit.most for prompt in encoder.whole_prompts(rows)]
+
+    return RowFilter(keeps, f"their prompts have more tokens than data.max_prompt_tokens={limit.most}")
+
+
+def short_texts(encoder: Encoder, limit: TextLimit, given: GivenTexts, stream: StreamedRows) -> RowFilter:
+    """Keeps the rows of a stream whose given texts are not too long, or can be cut.
+
+    Args:
+        stream: a stream that is not opened.
+    """
+    whole = copy(encoder)
+    whole.text_limit = None
+    texts = given.build(SourceContext(SINGLE_PROCESS, 0, whole, stream, 1, (), False)).texts
+
+    def keeps(rows: list[Row]) -> list[bool]:
+        kept = []
+        for number, row in enumerate(rows):
+            with located(rows, number):
+                kept.append(limit.keeps(count_tokens(texts(number, row), whole)))
+        return kept
+
+    why = f"they have more tokens than {limit.name}"
+    if limit.overlong == "truncate":
+        why += f", and {limit.uncuttable}"
+    return RowFilter(keeps, why)
 
 
 def fit_held_out(

@@ -1,7 +1,7 @@
 """What evaluates the held-out sets of a run, and the metrics that it will have."""
 
 from rft.algorithm.algorithm import Algorithm
-from rft.data.base import GivenTexts, SourceFacts
+from rft.data.base import GivenTexts, SourceFacts, given_texts
 from rft.evaluation import generation, loss
 from rft.evaluation.preference import PairEvaluator, ScoreEvaluator
 from rft.evaluation.process import StepEvaluator
@@ -21,7 +21,7 @@ def held_out_texts(evaluation: Eval, source: Target, facts: SourceFacts) -> Give
             "eval.loss=true: the engine samples texts that train, so held-out rows alone have no loss; set "
             "eval.loss=false, which scores answers to held-out prompts"
         )
-    return GivenTexts(source.factory, source.options)
+    return given_texts(source.factory, source.options)
 
 
 def metrics_of_run(

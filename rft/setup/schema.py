@@ -9,10 +9,11 @@ from transformers import PreTrainedTokenizerBase
 from rft.actor.optim.optimizer import Optimizer
 from rft.algorithm.options import AlgorithmOptions, options_with_roles
 from rft.algorithm.roles import ROLES
+from rft.batch.encoded import MediaFacts
 from rft.conditions import ANSWERS, GENERATION, GIVEN, SERVED_MODEL, SERVED_REWARD, ReadIf, ReadWith
 from rft.data.encode.encoder import Encoder, TrainOn
 from rft.data.encode.processor import MediaProcessor
-from rft.data.encode.truncation import PromptLimit, Truncation
+from rft.data.encode.truncation import Overlong, PromptLimit, TextLimit, Truncation
 from rft.ranges import NonNegativeInt, PositiveFloat, PositiveInt, SamplingTemperature, Seed, Steps, TopK, TopP
 from rft.remote.server_process import is_loopback
 from rft.reward.serving.limits import Limits
@@ -92,6 +93,8 @@ class Data:
     train_on: Annotated[TrainOn, ReadWith(GIVEN)]
     max_prompt_tokens: PositiveInt | None
     truncation: Truncation
+    max_tokens: Annotated[PositiveInt | None, ReadWith(GIVEN)]
+    overlong: Annotated[Overlong, ReadWith(GIVEN)]
     max_response_tokens: Annotated[PositiveInt, ReadWith(GENERATION)]
     streaming: PositiveInt | None
     shuffle: bool
@@ -121,6 +124,25 @@ class Data:
     def prompt_limit(self) -> PromptLimit | None:
         """What happens to long prompts; None if they have no limit."""
         return None if self.max_prompt_tokens is None else PromptLimit(self.max_prompt_tokens, self.truncation)
+
+    def text_limit(self, context: int, media: MediaFacts | None) -> TextLimit:
+        """What happens to long given texts.
+
+        Args:
+            context: the model's maximal number of tokens.
+            media: what is known of the processor; None without one.
+
+        Raises:
+            ValueError: `max_tokens` is over the context.
+        """
+        if self.max_tokens is not None and self.max_tokens > context:
+            raise ValueError(
+                f"data.max_tokens={self.max_tokens} is over the model's context of {context}; lower it, or choose a "
+                "model with a longer context"
+            )
+        name = f"the model's context of {context}" if self.max_tokens is None else f"data.max_tokens={self.max_tokens}"
+        tokens = frozenset(() if media is None else media.placeholders)
+        return TextLimit(self.max_tokens or context, self.overlong, name, tokens)
 
     def check_apart(self) -> None:
         """Raises a ValueError if a held-out set is the training set."""

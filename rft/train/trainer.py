@@ -17,6 +17,7 @@ from rft.batch.balance import Balance
 from rft.batch.collate import dummy_row, mini_batches
 from rft.batch.columns import lengths
 from rft.batch.scores import count_unscored, is_scored
+from rft.data.fingerprint import warn_of_changed_rows
 from rft.distributed import World
 from rft.errors import at_step
 from rft.evaluation.base import Evaluator
@@ -63,6 +64,7 @@ class Trainer:
         peak_tflops: of one device; None: not known, so no `throughput/mfu`.
         exact: trainer and engine compute in float32 and sample without truncation, so that a gap is a mistake.
         max_unscored: the share of a step's rows that may have no score; with more the run stops.
+        rows: a hash of each data set, by its yaml key.
         seed: of the run.
     """
 
@@ -88,6 +90,7 @@ class Trainer:
         peak_tflops: float | None,
         exact: bool,
         max_unscored: float,
+        rows: dict[str, str],
         seed: int,
     ) -> None:
         self.world = world
@@ -110,6 +113,7 @@ class Trainer:
         self.peak_tflops = peak_tflops
         self.exact = exact
         self.max_unscored = max_unscored
+        self.rows = rows
         self.seed = seed
         self.ledger = Ledger(world)
         self.step = 0  # steps done
@@ -137,6 +141,7 @@ class Trainer:
             load_states(self.parts, saved)
             self.log.rewind(self.step)
             self.log.message(f"continuing from {saved.folder}, after step {self.step}")
+            warn_of_changed_rows(saved.get("rows", {}), self.rows, self.log.warning)
         for number, stage in enumerate(stages):
             if saved is not None and stage.ended(number, saved):
                 continue
@@ -366,6 +371,7 @@ class Trainer:
             "stage_done": done,
             "numbers": self.numbers,
             "config_entries": self.config_entries(),
+            "rows": self.rows,
             **states(self.parts | stage.parts),
             "actors": self.model_states(number, stage, stage_step),
         }

@@ -119,7 +119,7 @@ def test_what_gkd_asks_of_data_and_method(tiny):
     job.load(1)
     with pytest.raises(Problems) as caught:
         job.check.end()
-    for problem in ("with rollout.max_new_tokens=6 that is over", "the longest row has 18 tokens, over the model's"):
+    for problem in ("with rollout.max_new_tokens=6 that is over", "the row has 18 tokens, over the model's"):
         assert any(text.startswith("data.train: ") and problem in text for text in caught.value.messages)
 
 

@@ -131,5 +131,5 @@ def test_steps_that_only_the_rows_tell_are_checked_when_they_are_counted(tiny):
 def test_a_held_out_text_that_is_too_long_is_refused_by_its_set(tiny):
     job = Job(tiny("algorithm=sft", *LOSS, "data.eval.heldout.length=[600,600]"))
     job.load(1)
-    with pytest.raises(ValueError, match=r"data\.eval\.heldout: the longest row has \d+ tokens, over the model's"):
+    with pytest.raises(ValueError, match=r"data\.eval\.heldout: row \d+: the row has \d+ tokens, over the model's"):
         job.check.end()

@@ -8,6 +8,8 @@ import torch
 
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.tokenizer import characters
+from rft.data.encode.truncation import TextLimit
+from rft.distributed import SINGLE_PROCESS
 from rft.evaluation.base import EvaluationContext
 from rft.evaluation.estimators import interval
 from rft.evaluation.process import StepEvaluator, first_wrong
@@ -24,7 +26,7 @@ def silent(name, total):
     yield lambda done: None
 
 
-def evaluator(world, rows=ROWS):
+def evaluator(world, rows=ROWS, limit=None):
     tokenizer = characters(alphabet="0123456789abc\n")
     tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
     digits = torch.tensor([float(token) - 5 if token.isdigit() else 99.0 for token in tokens])
@@ -33,13 +35,20 @@ def evaluator(world, rows=ROWS):
         logits = digits[batch["tokens", "input_ids"]].roll(1, 1)  # the separator tells of the digit before it
         return torch.where(batch["loss_mask"], logits, 0.0)
 
-    return StepEvaluator(
-        EvaluationContext(world, Encoder(tokenizer, "none", None), {"held": rows}), scores, separator="\n"
-    )
+    encoder = Encoder(tokenizer, "none", None)
+    encoder.text_limit = limit
+    return StepEvaluator(EvaluationContext(world, encoder, {"held": rows}), scores, separator="\n")
 
 
 def p(digit):
     return 1 / (1 + math.exp(5 - digit))
+
+
+def test_steps_behind_a_cut_do_not_count():
+    limit = TextLimit(6, "truncate", "data.max_tokens=6", frozenset())  # the third step of `bb` ends at token 8
+    numbers, texts = evaluator(SINGLE_PROCESS, limit=limit).run(silent)
+    assert numbers["eval/held/accuracy"] == pytest.approx(4 / 5)
+    assert [len(text["steps"]) for text in texts["held"]] == [2, 2, 1]
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])

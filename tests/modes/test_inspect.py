@@ -84,7 +84,7 @@ def test_the_answers_of_a_conversation(shown, tiny, tmp_path):
 
 
 def test_rows_that_do_not_fit_are_counted_and_then_refused(shown):
-    with pytest.raises(ValueError, match=r"data\.train: the longest row has 18 tokens, over the model's context of 17"):
+    with pytest.raises(ValueError, match=r"data\.train: row 1: the row has 18 tokens, over the model's context of 17"):
         shown("algorithm=sft", "actor.model_config.max_position_embeddings=17", "rollout.max_new_tokens=2")
     assert "0 of 64 rows fit into the model's context of 17 tokens." in shown.said
 

@@ -16,11 +16,11 @@ from transformers import PreTrainedTokenizerBase
 from rft.batch.encoded import EncodedText, MediaFacts
 from rft.batch.thoughts import PromptThoughts
 from rft.data.encode.continuation import Continuation
-from rft.data.encode.masks import SHOWN, answers, check_turns, check_unmarked, conversation, fates, join, text_fates
+from rft.data.encode.masks import SHOWN, answers, check_turns, check_unmarked, conversation, join, no_prompt, text_fates
 from rft.data.encode.parts import text_of
 from rft.data.encode.processor import MediaProcessor, Parts, RichText, refuse_media
 from rft.data.encode.templates import ChatTemplate, Messages
-from rft.data.encode.truncation import PromptLimit
+from rft.data.encode.truncation import Overlong, PromptLimit, TextLimit
 from rft.data.rows.files import read_text
 from rft.data.rows.lazy import Rows, located, place
 
@@ -44,13 +44,13 @@ class Encoder:
         scored: a row ends with the end token of its last answer, from which the model reads a score.
 
     Attributes:
-        context: maximal tokens of an example, checked when it is encoded; None if all examples were counted before.
+        text_limit: what happens to long given texts; None until they are counted.
         limit, processor: as given.
         chat: the template; None if it is "none".
         tools: the schemas of `tools`.
         continued: the tokens of texts that continue another one; see `Continuation`.
         end: the token that answers are trained to end with: that of the template, else that of the tokenizer.
-        answers: of the assistant in the examples so far, by what became of them; see `masks.explain`.
+        answers: of the assistant in the examples so far, by what becomes of them; see `masks.FATES`.
         thoughts: finds the thoughts that prompts open.
         made_of: everything that the token ids of a row depend on beside the files that `save` writes.
 
@@ -89,7 +89,7 @@ class Encoder:
         begin = tokenizer.bos_token_id
         begins = template == "none" and begin is not None and tokenizer("a").input_ids[:1] == [begin]
         self._prefix = EncodedText([begin] if begins else [])
-        self.context: int | None = None
+        self.text_limit: TextLimit | None = None
         self.answers: Counter[str] = Counter()
         self.limit = limit
         self.processor = processor
@@ -159,7 +159,7 @@ class Encoder:
             raise ValueError(f"the prompt (it begins {_beginning(row['prompt'])!r}) has {limit.refusal(len(prompt))}")
         return prompt if limit is None else limit.cut_prompt(prompt)
 
-    def example(self, row: Mapping[str, Any]) -> tuple[EncodedText, list[bool]]:
+    def example(self, row: Mapping[str, Any], overlong: Overlong | None = None) -> tuple[EncodedText, list[bool]]:
         """A supervised row, from its `response` and, unless the response is the whole text, its `prompt`.
 
         A text after a prompt trains unchanged, followed by `end` unless it ends with it. A list of chat messages is
@@ -167,20 +167,23 @@ class Encoder:
         without a prompt trains from its second token on, since nothing predicts the first. The tokens before a trained
         part are the ones that the model would read when sampling.
 
+        Args:
+            overlong: what happens to a longer text than `text_limit` allows; None: as `text_limit` has it.
+
         Returns:
             T ids, and T flags that are True where the token trains.
 
         Raises:
-            ValueError: response or prompt are of another type, the template rewrites the answer, or there are more
-                tokens than `context`.
+            ValueError: response or prompt are of another type, the template rewrites the answer, or the text is too
+                long.
         """
         ids, trains = self._cut(row, *self._example(row))
-        if self.context is not None and len(ids) > self.context:
-            raise ValueError(
-                f"a row has {len(ids)} tokens, over the model's context of {self.context}; remove it from the data, or "
-                f"choose a model with a longer context (it ends in {str(row['response'])[-SHOWN:]!r})"
-            )
-        return ids, trains
+        ids = self._cut_text(ids, overlong)
+        return ids, trains[: len(ids)]
+
+    def _cut_text(self, ids: EncodedText, overlong: Overlong | None = None) -> EncodedText:
+        limit = self.text_limit
+        return ids if limit is None else limit.cut(ids, overlong or limit.overlong)
 
     def _cut(self, row: Mapping[str, Any], ids: EncodedText, trains: list[bool]) -> tuple[EncodedText, list[bool]]:
         """The example with the prompt as `prompts` gives it."""
@@ -237,10 +240,10 @@ class Encoder:
             steps: the texts of the steps.
 
         Returns:
-            T ids, and the position of the last token of every step, which belongs to the separator.
+            T ids, and the position of the last token of every step that they hold, which belongs to the separator.
 
         Raises:
-            ValueError: there are no steps, a step is not a text, or a step with its separator has no tokens.
+            ValueError: there are no steps, a step is not a text or has no tokens, or the answer is too long.
         """
         if not isinstance(steps, list | tuple) or not steps or not all(isinstance(step, str) for step in steps):
             raise ValueError(f"steps: expected a list of texts, got {steps!r:.{SHOWN}}")
@@ -251,7 +254,8 @@ class Encoder:
                 raise ValueError("a step is empty, and the tokenizer has no token for the separator; choose another")
             ids = ids + step + end
             ends.append(len(ids) - 1)
-        return ids, ends
+        ids = self._cut_text(ids)
+        return ids, [place for place in ends if place < len(ids)]
 
     def encode(self, texts: list[str]) -> list[EncodedText]:
         """The tokens of texts that continue another one, without template and BOS token."""
@@ -294,8 +298,8 @@ class Encoder:
             check_unmarked(messages)
             ids = self.tokenize([rich])[0]
             return ids, _but_first(ids)
-        places = check_turns(turns, messages, chat)
-        self.answers.update(fates(turns))
+        places, fates = check_turns(turns, messages, chat)
+        self.answers.update(fates)
         if self._scored and places[-1] == turns[-1] and messages[-1]["role"] == "assistant":
             rich = RichText(text[: places[-1].end], media)
         pieces = self._pieces(rich, [*(cut for turn in places for cut in turn), len(rich.text)])
@@ -342,7 +346,7 @@ class Encoder:
         if isinstance(prompt, str):
             return RichText(self._escape(prompt))
         if not isinstance(prompt, list):
-            raise _no_prompt(prompt, what)
+            raise no_prompt(prompt, what)
         rich = self.render(conversation(prompt, what), None, True)
         if not rich.media or len(prompt) > 1:
             raise ValueError(f"{what} is a list of chat messages; set data.template=chat")
@@ -369,7 +373,7 @@ class Encoder:
 
     def _prompt_messages(self, prompt: Any, what: str) -> list[dict[str, Any]]:
         if not isinstance(prompt, str | list):
-            raise _no_prompt(prompt, what)
+            raise no_prompt(prompt, what)
         return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else conversation(prompt, what)
 
     def _with_system(self, messages: Messages) -> Messages:
@@ -390,10 +394,3 @@ def _but_first(ids: list[int]) -> list[bool]:
 def _beginning(prompt: Any) -> str:
     """The beginning of a prompt, or of its last message, for messages."""
     return str(prompt[-1]["content"] if isinstance(prompt, list) else prompt)[:SHOWN]
-
-
-def _no_prompt(prompt: Any, what: str) -> ValueError:
-    return ValueError(
-        f"{what} is {type(prompt).__name__}, not text or a list of chat messages; name another field in "
-        "columns.prompt of the data set"
-    )

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jinja2
 import tokenizers
+import torch
 import transformers
 
-from rft.batch.columns import lengths
 from rft.data.base import GivenTexts, SourceContext
 from rft.data.encode import continuation, masks, parts, processor, templates, truncation
 from rft.data.encode import encoder as encode
@@ -26,27 +26,15 @@ from rft.data.encode.cache import digest, recall, remember
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.media import audio
 from rft.data.encode.media import files as media_files
-from rft.data.encode.truncation import PromptLimit
-from rft.data.rows.lazy import Row, Rows, place, subset
+from rft.data.encode.truncation import PromptLimit, TextLimit, TextTokens
+from rft.data.rows.lazy import Row, Rows, located, place, subset
 from rft.data.rows.mixture import Mixed
 from rft.distributed import SINGLE_PROCESS, World
 
 CHUNK = 1024  # rows that one rank hashes at once
 VERSIONS = [package.__version__ for package in (jinja2, tokenizers, transformers)]
 Item = TypeVar("Item")
-Counts = tuple[list[int], list[int]]  # of each row; and sums over the rows of a rank, or of all ranks
-
-
-class Examples(NamedTuple):
-    """Facts of given texts.
-
-    Attributes:
-        tokens: of each text.
-        answers: of the assistant in the texts by what becomes of them, see `masks.explain`.
-    """
-
-    tokens: list[int]
-    answers: dict[str, int]
+Count = Callable[[World], list[tuple[int, ...]]]  # the counts of a rank's share of the rows
 
 
 class Lengths:
@@ -75,63 +63,64 @@ class Lengths:
             ValueError: a prompt cannot be encoded; names its row.
         """
 
-        def count(world: World) -> Counts:
+        def count(world: World) -> list[tuple[int, ...]]:
             local_rows = subset(rows, range(world.rank, len(rows), world.size))
-            return [len(prompt) for prompt in self._encoder.whole_prompts(local_rows)], []
+            return [(len(prompt),) for prompt in self._encoder.whole_prompts(local_rows)]
 
-        return self._known(rows, lambda row: {name: row.get(name) for name in ("prompt", "tools")}, "prompts", count)[0]
+        def read(row: Row) -> Row:
+            return {name: row.get(name) for name in ("prompt", "tools")}
 
-    def examples(
-        self, given: GivenTexts, rows: Rows, prompts: int, *, seed: int, columns: tuple[str, ...], shuffle: bool
-    ) -> Examples:
-        """Tokens of each row of the batches of an epoch, and what becomes of the answers in them.
+        return [tokens for (tokens,) in self._known(rows, read, "prompts", count, 1)]
 
-        Args:
-            rows, prompts, seed, columns, shuffle: see `SourceContext`.
+    def texts(self, given: GivenTexts, rows: Rows) -> list[TextTokens]:
+        """The tokens of each row's given texts, before `data.overlong` cuts them, and the answers in them.
 
         Raises:
-            ValueError: a row cannot be encoded.
+            ValueError: a row cannot be encoded; names it.
         """
-
-        def count(world: World) -> Counts:
-            context = SourceContext(world, seed, encoder, rows, prompts, columns, shuffle)
-            before = dict(encoder.answers)
-            tokens = [length for batch in given.epoch(context) for length in lengths(batch).tolist()]
-            return tokens, [encoder.answers[name] - before.get(name, 0) for name in masks.FATES]
-
         encoder = self._encoder
-        order = {"seed": seed, "columns": columns, "shuffle": shuffle}
-        made_of = (_code(given.source), dict(given.options), prompts, order)
-        tokens, answers = self._known(rows, lambda row: row, made_of, count)
-        return Examples(tokens, dict(zip(masks.FATES, answers, strict=True)))
 
-    def _known(self, rows: Rows, read: Callable[[Row], Row], made_of: Any, count: Callable[[World], Counts]) -> Counts:
-        """The cached counts of these rows; if there are none, all ranks count a share of the rows each."""
+        def count(world: World) -> list[tuple[int, ...]]:
+            texts = given.build(SourceContext(SINGLE_PROCESS, 0, encoder, rows, 1, (), False)).texts
+            counted: list[tuple[int, ...]] = []
+            for number in range(world.rank, len(rows), world.size):
+                encoder.answers.clear()
+                with located(rows, number):
+                    tokens = count_tokens(texts(number, rows[number]), encoder)
+                counted.append((tokens.tokens, tokens.least, *(encoder.answers[fate] for fate in masks.FATES)))
+            return counted
+
+        made_of = (_code(given.source), dict(given.options))
+        known = self._known(rows, lambda row: row, made_of, count, 2 + len(masks.FATES))
+        return [TextTokens(tokens, least, tuple(answers)) for tokens, least, *answers in known]
+
+    def _known(
+        self, rows: Rows, read: Callable[[Row], Row], made_of: Any, count: Count, size: int
+    ) -> list[tuple[int, ...]]:
+        """The cached counts of these rows, `size` each; if there are none, all ranks count a share of the rows each."""
         world, folder = self._world, self._folder
         if folder is None:
             return self._counted(count)
         name = self._name(rows, read, made_of)
         known: list[int] | None = world.gather(recall(folder, name) if world.rank == 0 else None)[0]
-        if known is None:
-            tokens, sums = self._counted(count)
-            known = [len(sums), *sums, *tokens]
-            if world.rank == 0:
-                try:
-                    remember(folder, name, known)
-                except OSError as error:
-                    logging.getLogger(__name__).warning("cache=%s: rows are counted each time (%s)", folder, error)
-        return known[1 + known[0] :], known[1 : 1 + known[0]]
+        if known is not None:
+            return [tuple(known[start : start + size]) for start in range(0, len(known), size)]
+        counted = self._counted(count)
+        if world.rank == 0:
+            try:
+                remember(folder, name, [number for numbers in counted for number in numbers])
+            except OSError as error:
+                logging.getLogger(__name__).warning("cache=%s: rows are counted each time (%s)", folder, error)
+        return counted
 
-    def _counted(self, count: Callable[[World], Counts]) -> Counts:
+    def _counted(self, count: Count) -> list[tuple[int, ...]]:
         try:
             local_counts = count(self._world)
         except ValueError:
             local_counts = None  # this rank still joins the collective
         shares = self._world.gather(local_counts)
-        if None in shares:  # every rank counts all rows alone and raises the error with the number of the row
-            return count(SINGLE_PROCESS)
-        tokens, sums = zip(*shares, strict=True)
-        return _interleave(tokens), [sum(each) for each in zip(*sums, strict=True)]
+        # where a rank failed, every rank counts all rows alone and raises the error with the number of the row
+        return count(SINGLE_PROCESS) if None in shares else _interleave(shares)
 
     def _name(self, rows: Rows, read: Callable[[Row], Row], made_of: Any) -> bytes:
         def content(row: Row) -> Row:
@@ -178,6 +167,58 @@ def _code(kind: type) -> list[bytes]:
     return [Path(inspect.getfile(base)).read_bytes() for base in bases]
 
 
+def count_tokens(texts: Sequence[Row], encoder: Encoder) -> TextTokens:
+    """The tokens of the texts of a row of the data set.
+
+    Args:
+        texts: as `GivenSource.texts` returns them.
+    """
+    facts, counted = encoder.media_facts, []
+    media = torch.tensor([] if facts is None else facts.placeholders, dtype=torch.int64)
+    for text in texts:
+        ids, trains = text["tokens"]["input_ids"], text["response_mask"]  # (T,), (T,)
+        first = trains.nonzero()[:1].flatten() + 1  # (1,), or (0,) where none trains
+        last = torch.isin(ids, media).nonzero()[-1:].flatten() + 1
+        counted.append((len(ids), max([*first.tolist(), *last.tolist()]) if len(first) else len(ids)))
+    return TextTokens(*map(max, zip(*counted, strict=True)))
+
+
+def limit_texts(
+    rows: Rows, texts: list[TextTokens], limit: TextLimit, key: str, log: Callable[[str], None]
+) -> tuple[Rows, list[int]]:
+    """The rows that stay in a set, and the tokens that each of them then has. Logs what happens to long rows.
+
+    Args:
+        texts: the tokens of each row.
+        key: the yaml key of the rows.
+        log: shows a message to the user.
+
+    Raises:
+        ValueError: overlong=error and a row is too long; or no row is left, or none of a mixture's part.
+    """
+    counts = [text.tokens for text in texts]
+    if max(counts) <= limit.most:
+        return rows, counts
+    if limit.overlong == "error":
+        longest = counts.index(max(counts))
+        raise ValueError(f"{key}: {place(rows, longest)}: the row has {limit.refusal(counts[longest])}")
+    over, kept = sum(count > limit.most for count in counts), [n for n, text in enumerate(texts) if limit.keeps(text)]
+    message = f"{key}: {over} of {len(rows)} rows have more tokens than {limit.name}; the longest has {max(counts)}"
+    if not kept:
+        raise ValueError(f"{message}, and no row is left with data.overlong={limit.overlong}; raise the limit")
+    dropped = len(rows) - len(kept)
+    if limit.overlong == "truncate" and over > dropped:
+        message += f". Cut to {limit.most} tokens: {over - dropped}"
+    if dropped:
+        why = f", since {limit.uncuttable}" if limit.overlong == "truncate" else ""
+        message += f". Dropped{why}: {dropped}"
+    log(f"{message} (data.overlong={limit.overlong})")
+    left = rows
+    if dropped:
+        left = rows.kept(kept, key, limit.name) if isinstance(rows, Mixed) else subset(rows, kept)
+    return left, [min(counts[number], limit.most) for number in kept]
+
+
 def limit_prompts(
     rows: Rows, counts: list[int], limit: PromptLimit | None, key: str, log: Callable[[str], None]
 ) -> tuple[Rows, list[int]]:
@@ -209,5 +250,5 @@ def limit_prompts(
     if not short:
         raise ValueError(f"{message}, the shortest {min(counts)}, and no row is left; raise data.max_prompt_tokens")
     log(f"{message}. They are dropped")
-    left = rows.kept(short, key) if isinstance(rows, Mixed) else subset(rows, short)
+    left = rows.kept(short, key, f"data.max_prompt_tokens={most}") if isinstance(rows, Mixed) else subset(rows, short)
     return left, [counts[number] for number in short]

@@ -116,24 +116,23 @@ def join(question: list[Message], answer: list[Message]) -> tuple[list[Message],
     return question, [{**start, **answer[0], "content": "".join(contents)}, *answer[1:]], start
 
 
-def check_turns(turns: Sequence[Turn | str], messages: Messages, chat: ChatTemplate) -> list[Turn]:
-    """The turns that train, of those that `answers` gives; raises ValueError if the conversation cannot train."""
+def check_turns(turns: Sequence[Turn | str], messages: Messages, chat: ChatTemplate) -> tuple[list[Turn], list[str]]:
+    """The turns that train, of those that `answers` gives, and what becomes of each; see `FATES`.
+
+    Raises:
+        ValueError: the conversation cannot train.
+    """
     answered = messages[-1]["role"] == "assistant"
     places = [turn for turn in turns if isinstance(turn, Turn)]
     if not places or (answered and turns[-1] == REWRITES):
         question = next((str(message["content"]) for message in messages if message["role"] == "user"), "")
         problem = REWRITTEN + chat.cure if REWRITES in turns else NO_ANSWER
         raise ValueError(f"data.template={chat.name}: in the conversation that begins {question[:SHOWN]!r} {problem}")
-    return places
-
-
-def fates(turns: Sequence[Turn | str]) -> list[str]:
-    """What becomes of each turn: `TRAINED`, or a key of `CAUSES`."""
-    return [TRAINED if isinstance(turn, Turn) else turn for turn in turns]
+    return places, [TRAINED if isinstance(turn, Turn) else turn for turn in turns]
 
 
 def text_fates(prompt: str | Messages) -> list[str]:
-    """As `fates`, of an answer that is a text, and the turns in its prompt."""
+    """What becomes of an answer that is a text, and of the turns in its prompt; see `FATES`."""
     return [TRAINED, *(EARLIER for _ in (() if isinstance(prompt, str) else asked(prompt[:-1])))]
 
 
@@ -152,19 +151,17 @@ def _without_thought(prompt: str, turn: str) -> Iterator[tuple[str, str]]:
         yield prompt[: found.start()], turn
 
 
-def explain(counts: Mapping[str, int], texts: int) -> str | None:
-    """A message about the answers in the loss; None where each text has one, which is in it.
+def explain(counts: Sequence[int]) -> str | None:
+    """A message about answers that do not train; None where all do.
 
     Args:
-        counts: answers of the assistant by what becomes of them: `TRAINED`, or a key of `CAUSES`.
-        texts: that have these answers.
+        counts: answers of the assistant by what becomes of them, in the order of `FATES`.
     """
-    total = sum(counts.values())
-    causes = [f"{counts[name]:,} {cause}" for name, cause in CAUSES.items() if counts.get(name)]
-    if not causes and total <= texts:
+    trained, *others = counts
+    causes = [f"{count:,} {cause}" for count, cause in zip(others, CAUSES.values(), strict=True) if count]
+    if not causes:
         return None
-    trained = f"{counts.get(TRAINED, 0):,} of {total:,} answers of the assistant in an epoch are in the loss"
-    return "; ".join([trained, *causes])
+    return "; ".join([f"{trained:,} of {sum(counts):,} answers of the assistant are in the loss", *causes])
 
 
 def is_trained(message: Mapping[str, Any]) -> bool:
@@ -236,4 +233,12 @@ def _checked(part: Any, number: int, what: str) -> dict[str, Any]:
     raise ValueError(
         f"message {number} of {what} has a content part of type {kind!r:.60} without a value, or of an unknown type; "
         f"expected one of text, {', '.join(KINDS)}"
+    )
+
+
+def no_prompt(prompt: Any, what: str) -> ValueError:
+    """The error of a prompt that is neither a text nor a list."""
+    return ValueError(
+        f"{what} is {type(prompt).__name__}, not text or a list of chat messages; name another field in "
+        "columns.prompt of the data set"
     )

@@ -1,11 +1,12 @@
-"""What happens to a prompt that has more tokens than `data.max_prompt_tokens`."""
+"""What happens to a prompt of more tokens than `data.max_prompt_tokens`, and to a given text of more than its limit."""
 
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, NamedTuple, TypeVar
 
 from rft.batch.encoded import EncodedText
 
 Truncation = Literal["drop", "left", "right", "middle", "error"]
+Overlong = Literal["error", "drop", "truncate"]
 Item = TypeVar("Item")
 
 
@@ -55,4 +56,69 @@ class PromptLimit:
         return (
             f"{tokens} tokens, over data.max_prompt_tokens={self.most}, which data.truncation=error refuses; remove "
             "the row, raise data.max_prompt_tokens, or set data.truncation to drop, left, right or middle"
+        )
+
+
+class TextTokens(NamedTuple):
+    """The tokens of a given text, prompt and answer together; of several texts of a row the largest numbers.
+
+    Attributes:
+        tokens: their number.
+        least: how many a cut must leave: one that trains, and all tokens of media.
+        answers: of the assistant in them, by what becomes of them; see `masks.FATES`.
+    """
+
+    tokens: int
+    least: int
+    answers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class TextLimit:
+    """The maximal number of tokens of a given text, and what happens to longer ones.
+
+    Attributes:
+        most: `data.max_tokens`, or the model's context.
+        overlong: `data.overlong`: drop removes the row from its set before the encoder sees it, truncate makes the
+            encoder cut the end, error makes it raise.
+        name: of `most` in messages, such as "data.max_tokens=512".
+        media: ids of the tokens that stand for media or enclose them; none is cut.
+    """
+
+    most: int
+    overlong: Overlong
+    name: str
+    media: frozenset[int]
+
+    uncuttable: ClassVar[str] = "a cut would leave no token that trains, or not all media"
+
+    def keeps(self, text: TextTokens) -> bool:
+        """Whether a row with such a text trains, whole or cut."""
+        return text.tokens <= self.most or (self.overlong == "truncate" and text.least <= self.most)
+
+    def cut(self, text: EncodedText, overlong: Overlong) -> EncodedText:
+        """The text, or the first `most` tokens of a longer one.
+
+        Args:
+            overlong: takes the place of the attribute.
+
+        Raises:
+            ValueError: a longer text is not to be cut, or has media behind the cut.
+        """
+        if len(text) <= self.most:
+            return text
+        if overlong != "truncate":
+            raise ValueError(f"the row has {self.refusal(len(text))}")
+        if not self.media.isdisjoint(text[self.most :]):
+            raise ValueError(
+                f"the row has {len(text)} tokens, over {self.name}, and media behind the first {self.most}, which "
+                "cannot be cut; remove the row, or set data.overlong=drop"
+            )
+        return text.part(0, self.most)
+
+    def refusal(self, tokens: int) -> str:
+        """Why a text of so many tokens is an error, and the cures."""
+        return (
+            f"{tokens} tokens, over {self.name}; remove it, or set data.overlong=drop, which leaves such rows out, or "
+            "data.overlong=truncate, which cuts their end"
         )

@@ -10,11 +10,12 @@ from tensordict import TensorDict
 from rft.batch.collate import collate
 from rft.batch.columns import SOURCE_COLUMNS
 from rft.data.base import CheckContext, SourceContext, SourceFacts
-from rft.data.given.supervised import DatasetSource
+from rft.data.given.supervised import DatasetSource, supervised_row
 from rft.data.rows.lazy import Row, located
 from rft.data.rows.stream import StreamedRows
 from rft.metrics import Metrics
 
+ONE_PROMPT = "all rows {} (KTO compares a response with one to another prompt)"
 TRUTHS = {"true": True, "1": True, "false": False, "0": False}  # spellings in text files
 
 
@@ -48,14 +49,11 @@ class PairSource(DatasetSource):
         if options["margin"] is not None and context.reads is not None and "margin" not in context.reads:
             raise ValueError(f"{context.key}.margin={options['margin']}: no function reads 'margin'; set it to null")
 
-    def next(self, metrics: Metrics) -> TensorDict:
-        """This rank's pairs of the next step, two rows each, the chosen one first."""
-        return collate(self._draw(self._pair))
-
-    def _pair(self, position: int, pair: dict[str, Any]) -> list[dict[str, Any]]:
-        margin = {} if self._margin is None else {"margin": _number(pair[self._margin], self._margin)}
+    def texts(self, position: int, row: dict[str, Any]) -> list[dict[str, Any]]:
+        """The two rows of a pair, the chosen one first."""
+        margin = {} if self._margin is None else {"margin": _number(row[self._margin], self._margin)}
         return [
-            self._example(position, pair, pair[field]) | {"chosen": chosen} | margin
+            self._example(position, row, row[field]) | {"chosen": chosen} | margin
             for field, chosen in ((self._response, True), (self._rejected, False))
         ]
 
@@ -66,16 +64,23 @@ class LabelledSource(DatasetSource):
     A mismatched row does not train. The loss uses it to estimate the KL divergence between the policy and the reference
     (KTO, arXiv 2402.01306, section 4.1). Its response is that of the next row of the step with another prompt; behind
     the last row comes the first. If all rows of the step have one prompt, it is that of the next such row of the data.
+    A mismatched row with too many tokens is cut, whatever `data.overlong` says.
 
     Args:
         context: the context of the stage; `prompts` is the number of responses of a step.
         response: the field that holds the response.
         label: the field that is true if the response is good.
+
+    Raises:
+        ValueError: all rows of the data set have one prompt.
     """
 
     def __init__(self, context: SourceContext, *, response: str, label: str) -> None:
         super().__init__(context, response=response)
         self._label = label
+        rows = context.rows
+        if not isinstance(rows, StreamedRows) and all(row["prompt"] == rows[0]["prompt"] for row in rows):
+            raise ValueError(ONE_PROMPT.format("have one prompt; add rows with others"))
 
     @classmethod
     def facts(cls, options: Mapping[str, Any]) -> SourceFacts:
@@ -99,13 +104,17 @@ class LabelledSource(DatasetSource):
             position, own = taken[place]
             row = self._rows[own]
             with located(self._rows, own):
-                label = _truth(row[self._label], self._label)
+                [labelled] = self.texts(position, row)
                 following = (taken[(place + more) % len(taken)][1] for more in range(1, len(taken)))
-                other = self._of_another_prompt(row, following, own)
-                for source, mismatched in ((row, False), (other, True)):
-                    example = self._example(position, row, source[self._response])
-                    rows.append(example | {"label": label, "mismatched": mismatched})
+                response = self._of_another_prompt(row, following, own)[self._response]
+                mismatched = supervised_row(self._encoder, position, row, response, "truncate")
+                rows += [labelled, mismatched | {"label": labelled["label"], "mismatched": True}]
         return collate(rows)
+
+    def texts(self, position: int, row: dict[str, Any]) -> list[dict[str, Any]]:
+        """The row itself, without a mismatched one."""
+        label = _truth(row[self._label], self._label)
+        return [self._example(position, row, row[self._response]) | {"label": label, "mismatched": False}]
 
     def _of_another_prompt(self, row: Row, following: Iterable[int], own: int) -> Row:
         """The first row of those that follow in the step, or else in the data set, with another prompt."""
@@ -114,8 +123,7 @@ class LabelledSource(DatasetSource):
         for number in chain(following, elsewhere):
             if (other := self._rows[number])["prompt"] != row["prompt"]:
                 return other
-        which = "of a step have one prompt; raise batch.prompts" if streams else "have one prompt; add rows with others"
-        raise ValueError(f"all rows {which} (KTO compares a response with one to another prompt)")
+        raise ValueError(ONE_PROMPT.format("of a step have one prompt; raise batch.prompts"))
 
 
 def _number(value: Any, field: str) -> float:

@@ -42,9 +42,8 @@ class StepSource(DatasetSource):
     def _example(self, position: int, row: dict[str, Any], response: Any) -> dict[str, Any]:
         ids, ends = self._encoder.steps(row, response, self._separator)
         column = torch.zeros(len(ids))  # (T,)
-        column[ends] = torch.tensor(
-            step_labels(row[self._labels], len(ends), f"algorithm.source.labels={self._labels}")
-        )
+        labels = step_labels(row[self._labels], len(response), f"algorithm.source.labels={self._labels}")
+        column[ends] = torch.tensor(labels[: len(ends)])
         trained = set(ends)
         return given_row(position, row, ids, [index in trained for index in range(len(ids))]) | {"step_labels": column}
 

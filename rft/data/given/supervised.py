@@ -8,16 +8,24 @@ from tensordict import TensorDict
 from rft.batch.collate import collate
 from rft.batch.columns import SOURCE_COLUMNS
 from rft.batch.trajectory import Trajectory, given_segments, to_row
-from rft.data.base import Source, SourceContext, SourceFacts
+from rft.data.base import GivenSource, SourceContext, SourceFacts
 from rft.data.encode.encoder import Encoder
+from rft.data.encode.truncation import Overlong
 from rft.data.rows.lazy import located
 from rft.data.sampler import make_sampler
 from rft.metrics import Metrics
 
 
-def supervised_row(encoder: Encoder, position: int, row: dict[str, Any], response: Any) -> dict[str, Any]:
-    """The batch row of a prompt with a response; `position` is its group and its unit."""
-    return given_row(position, row, *encoder.example({**row, "response": response}))
+def supervised_row(
+    encoder: Encoder, position: int, row: dict[str, Any], response: Any, overlong: Overlong | None = None
+) -> dict[str, Any]:
+    """The batch row of a prompt with a response.
+
+    Args:
+        position: its group and its unit.
+        overlong: see `Encoder.example`.
+    """
+    return given_row(position, row, *encoder.example({**row, "response": response}, overlong))
 
 
 def given_row(position: int, row: dict[str, Any], ids: Sequence[int], trains: Sequence[bool]) -> dict[str, Any]:
@@ -32,7 +40,7 @@ def given_row(position: int, row: dict[str, Any], ids: Sequence[int], trains: Se
     return to_row(Trajectory(given_segments(ids, trains), None, row), group=position, unit=position)
 
 
-class DatasetSource(Source):
+class DatasetSource(GivenSource):
     """Draws supervised rows: a prompt, and a response that trains.
 
     Args:
@@ -59,7 +67,11 @@ class DatasetSource(Source):
 
     def next(self, metrics: Metrics) -> TensorDict:
         """This rank's rows of the next step."""
-        return collate(self._draw(lambda position, row: [self._example(position, row, row[self._response])]))
+        return collate(self._draw(self.texts))
+
+    def texts(self, position: int, row: dict[str, Any]) -> list[dict[str, Any]]:
+        """See `GivenSource.texts`."""
+        return [self._example(position, row, row[self._response])]
 
     def _draw(self, make: Callable[[int, dict[str, Any]], list[Any]]) -> list[Any]:
         """Draws this rank's share of the next step.

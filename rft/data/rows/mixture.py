@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rft.data.encode.encoder import Encoder
 from rft.data.rows.lazy import ConcatRows, Row, Rows, load, subset
-from rft.data.rows.stream import RowStream, StreamableRows, StreamedRows, check_streamable
+from rft.data.rows.stream import RowFilter, RowStream, StreamableRows, StreamedRows, check_streamable
 from rft.ranges import PositiveFloat
 from rft.registry import Target
 
@@ -77,12 +76,13 @@ class Mixed(ConcatRows):
     def _find(self, number: int) -> Row:
         return named(super()._find(number), list(self.parts)[bisect_right(self.ends, number)])
 
-    def kept(self, numbers: Sequence[int], key: str) -> "Mixed":
+    def kept(self, numbers: Sequence[int], key: str, limit: str) -> "Mixed":
         """The mixture with some of its rows.
 
         Args:
             numbers: indices of the rows to keep, ascending.
             key: the yaml key of the mixture.
+            limit: what the other rows exceed, for messages.
 
         Raises:
             ValueError: a part would have no rows; names the part.
@@ -91,7 +91,7 @@ class Mixed(ConcatRows):
         for (name, rows), end in zip(self.parts.items(), self.ends, strict=True):
             left = [number - start for number in numbers[bisect_left(numbers, start) : bisect_left(numbers, end)]]
             if not left:
-                raise ValueError(f"{key}.parts.{name}: all prompts are longer than data.max_prompt_tokens; raise it")
+                raise ValueError(f"{key}.parts.{name}: all rows have more tokens than {limit}; raise the limit")
             parts[name] = subset(rows, left)
             start = end
         return Mixed(parts, self.weights)
@@ -118,6 +118,6 @@ class MixedStream(StreamedRows):
     def preview(self) -> Mixed:
         return Mixed({name: part.preview() for name, part in self.parts.items()}, self.weights)
 
-    def open(self, buffer: int, encoder: Encoder, most: int | None, log: Callable[[str], None]) -> "MixedStream":
-        parts = {name: part.open(buffer, encoder, most, log) for name, part in self.parts.items()}
+    def open(self, buffer: int, filters: Sequence[RowFilter], log: Callable[[str], None]) -> "MixedStream":
+        parts = {name: part.open(buffer, filters, log) for name, part in self.parts.items()}
         return MixedStream(parts, self.weights)

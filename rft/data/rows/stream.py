@@ -2,18 +2,31 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import torch
 
 from rft.batch.counter_rng import generator
-from rft.data.encode.encoder import Encoder
 from rft.data.rows.lazy import Row, Rows
 from rft.registry import Target
 
 ShardReader = Callable[[int], Iterator[Row]]  # (index of the first row) -> rows of a file or a shard
 PREVIEW = 64  # rows that are read before a model is loaded
+
+
+@dataclass(frozen=True)
+class RowFilter:
+    """Drops rows of a stream when they are read.
+
+    Attributes:
+        keeps: for each of some rows, whether it stays.
+        why: the others are dropped, for messages.
+    """
+
+    keeps: Callable[[list[Row]], list[bool]]
+    why: str
 
 
 class StreamedRows(Sequence[Row]):
@@ -35,7 +48,7 @@ class StreamedRows(Sequence[Row]):
         """
 
     @abstractmethod
-    def open(self, buffer: int, encoder: Encoder, most: int | None, log: Callable[[str], None]) -> "StreamedRows":
+    def open(self, buffer: int, filters: Sequence["RowFilter"], log: Callable[[str], None]) -> "StreamedRows":
         """A new stream of the same rows for one sampler; `RowStream` explains the arguments."""
 
     def __len__(self) -> int:
@@ -108,8 +121,7 @@ class RowStream(StreamedRows):
         shards: one or more.
         key: the yaml key of the rows.
         buffer: rows in a block; 1 disables shuffling.
-        encoder: encodes prompts; needed if `most` is given.
-        most: maximal tokens of a prompt; rows with longer ones are dropped. None keeps all rows.
+        filters: a row stays if all of them keep it.
         log: shows a message to the user: how many rows are dropped.
     """
 
@@ -118,8 +130,7 @@ class RowStream(StreamedRows):
         shards: Sequence[ShardReader],
         key: str,
         buffer: int = 1,
-        encoder: Encoder | None = None,
-        most: int | None = None,
+        filters: Sequence[RowFilter] = (),
         log: Callable[[str], None] = lambda message: None,
     ) -> None:
         super().__init__()
@@ -127,8 +138,7 @@ class RowStream(StreamedRows):
         self.position = 0
         self._key = key
         self._buffer = buffer
-        self._encoder = encoder
-        self._most = most
+        self._filters = filters
         self._log = log
         self._dropped = 0
         self._kept_any = False  # whether a row of this epoch was not dropped
@@ -141,8 +151,8 @@ class RowStream(StreamedRows):
             raise ValueError(f"{self._key}: the data holds no rows")
         return rows
 
-    def open(self, buffer: int, encoder: Encoder, most: int | None, log: Callable[[str], None]) -> "RowStream":
-        return RowStream(self.shards, self._key, buffer, encoder, most, log)
+    def open(self, buffer: int, filters: Sequence[RowFilter], log: Callable[[str], None]) -> "RowStream":
+        return RowStream(self.shards, self._key, buffer, filters, log)
 
     def start(self, seed: int, shuffle: bool) -> None:
         """Starts the first epoch.
@@ -175,27 +185,27 @@ class RowStream(StreamedRows):
             self.position += len(rows)
         return list(self.drawn)
 
+    @property
+    def _why(self) -> str:
+        return ", or ".join(row_filter.why for row_filter in self._filters)
+
     def _fits(self, rows: list[Row]) -> list[bool]:
-        """For each row, whether its prompt is short enough to be kept."""
-        if self._most is None:
-            return [True] * len(rows)
-        assert self._encoder is not None, "an encoder counts the tokens of prompts"
-        return [len(prompt) <= self._most for prompt in self._encoder.prompts(rows)]
+        """For each row, whether all filters keep it; a filter reads what those before it keep."""
+        fits = [True] * len(rows)
+        for row_filter in self._filters:
+            left = [number for number, fit in enumerate(fits) if fit]
+            for number, keeps in zip(left, row_filter.keeps([rows[number] for number in left]), strict=True):
+                fits[number] = keeps
+        return fits
 
     def _fill(self) -> None:
         """Reads the next block."""
         if self._dropped:
-            self._log(
-                f"{self._key}: {self._dropped:,} of {self.position:,} rows so far were dropped: their prompts have "
-                f"more tokens than data.max_prompt_tokens={self._most}"
-            )
+            self._log(f"{self._key}: {self._dropped:,} of {self.position:,} rows so far were dropped: {self._why}")
         found = list(islice(self._reading, self._buffer))
         if not found:
             if not self._kept_any:
-                raise ValueError(
-                    f"{self._key}: all prompts of an epoch have more tokens than "
-                    f"data.max_prompt_tokens={self._most}; raise it"
-                )
+                raise ValueError(f"{self._key}: all rows of an epoch were dropped: {self._why}; raise the limit")
             self._kept_any = False
             self._next = StreamPosition(self._next.epoch + 1, 0, 0)
             self._reading = self._read(self._next)

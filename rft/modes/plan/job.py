@@ -13,7 +13,6 @@ from rft.actor.base import ModelContext, TrainableModel
 from rft.actor.forward.vocabulary import vocabulary_size
 from rft.actor.init import init_without_loading, read_config
 from rft.algorithm.roles import POLICY
-from rft.data.base import given_texts
 from rft.data.encode.lengths import Lengths
 from rft.distributed import SINGLE_PROCESS, World, pretend
 from rft.errors import Checks
@@ -122,12 +121,11 @@ class PlanJob(Job):
         """Tokens of the longest prompt; for rows without prompts, of the longest row beyond the answer length."""
         if "prompt" in self.needs:
             return max(loaded.lengths.prompts(loaded.train))
-        given = given_texts(self.source.factory, self.source.options)
-        if given is None:
+        if loaded.longest_text is None:
             raise ValueError(
                 "plan.prompt_tokens=null: algorithm.source samples, and its rows have no prompts to count; set it"
             )
-        return max(1, max(self.examples(loaded.lengths, given, loaded.train).tokens) - self.run.rollout.max_new_tokens)
+        return max(1, loaded.longest_text - self.run.rollout.max_new_tokens)
 
     def model_context(self, world: World, loaded: Datasets) -> ModelContext:
         """The context of the models, with the hooks of the plan."""

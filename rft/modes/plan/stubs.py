@@ -13,6 +13,7 @@ from rft.batch.encoded import EncodedText
 from rft.batch.scores import Scores, Scoring, ScoringAtEnd
 from rft.batch.thoughts import PromptThoughts
 from rft.data.encode.encoder import Encoder
+from rft.data.encode.truncation import Overlong
 from rft.rollout.engine.base import Completion, Engine, OnCompletion, Request
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import Sampler
@@ -68,7 +69,7 @@ class StubEncoder(Encoder):
         """See `Encoder.prompts`."""
         return [EncodedText([0] * self.prompt_tokens)] * len(rows)
 
-    def example(self, row: Mapping[str, Any]) -> tuple[EncodedText, list[bool]]:
+    def example(self, row: Mapping[str, Any], overlong: Overlong | None = None) -> tuple[EncodedText, list[bool]]:
         """See `Encoder.example`."""
         trains = [False] * self.prompt_tokens + [True] * self.answer_tokens
         return EncodedText([0] * len(trains)), trains

@@ -29,9 +29,9 @@ class Counting(Encoder):
         self.asked += len(rows)
         return super().whole_prompts(rows)
 
-    def example(self, row):
+    def example(self, row, overlong=None):
         self.asked += 1
-        return super().example(row)
+        return super().example(row, overlong)
 
 
 def encoder(*options, alphabet="12", template="none"):
@@ -95,20 +95,17 @@ def test_whatever_decides_the_counts_is_looked_at(tmp_path, monkeypatch):
     assert count(tmp_path / "cache", FEW)[1] == 40
 
 
-def test_examples_are_remembered_by_their_source(tmp_path):
-    def examples(seed=0, given=GIVEN, rows=FEW, shuffle=True):
+def test_texts_are_remembered_by_their_source(tmp_path, ranks):
+    def texts(given=GIVEN, rows=FEW, world=SINGLE_PROCESS):
         made = encoder()
-        lengths = Lengths(SINGLE_PROCESS, made, str(tmp_path))
-        return lengths.examples(given, rows, 4, seed=seed, columns=(), shuffle=shuffle), made.asked
+        return Lengths(world, made, str(tmp_path)).texts(given, rows), made.asked
 
-    counts, asked = examples()
-    expected = sorted(len(row["prompt"]) + len(row["response"]) + 1 for row in FEW)
-    assert asked == 40 and sorted(counts.tokens) == expected and counts.answers["trained"] == 40
-    assert examples() == (counts, 0)
-    assert examples(seed=1)[1] == 40
-    assert examples(shuffle=False)[1] == 40
-    assert examples(rows=[*FEW[1:], {"prompt": "1", "response": "2"}])[1] == 40
-    assert examples(given=GivenTexts(DatasetSource, {"response": "prompt"}))[1] == 40
+    shared = ranks(3, lambda world: texts(world=world))
+    expected = [(len(r["prompt"]) + len(r["response"]) + 1, len(r["prompt"]) + 1, (1, 0, 0, 0)) for r in FEW]
+    assert [asked for _, asked in shared] == [14, 13, 13] and all(counts == expected for counts, _ in shared)
+    assert texts() == (expected, 0)
+    assert texts(rows=[*FEW[1:], {"prompt": "1", "response": "2"}])[1] == 40
+    assert texts(given=GivenTexts(DatasetSource, {"response": "prompt"}))[1] == 40
 
 
 def test_a_damaged_or_exchanged_entry_is_counted_again(tmp_path):

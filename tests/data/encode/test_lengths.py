@@ -8,15 +8,16 @@ import pytest
 from rft.data.base import GivenTexts
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths, limit_prompts
-from rft.data.encode.masks import explain
+from rft.data.encode.masks import FATES, explain
 from rft.data.encode.tokenizer import characters
-from rft.data.encode.truncation import PromptLimit
-from rft.data.given.supervised import TextSource
+from rft.data.encode.truncation import PromptLimit, TextLimit
+from rft.data.given.supervised import DatasetSource, TextSource
 from rft.data.rows.mixture import Mixed
 from rft.distributed import SINGLE_PROCESS
 from rft.setup.assembly import Job
+from rft.setup.datasets import fit_texts
 from tests.data import chat_texts as chats
-from tests.data.encode.test_masks import CALLING, THINKING, TWO, tokenizer
+from tests.data.encode.test_masks import CALLING, THINKING, TWO, tokenizer, user
 
 ENCODER = Encoder(characters(alphabet="0123456789="), "none", None, None, "response")
 ROWS = [{"prompt": "1" * length} for length in (3, 9, 1, 5, 5)]
@@ -56,7 +57,7 @@ def test_a_mixture_keeps_its_parts():
     rows, _ = drop(mixed, 4)
     assert isinstance(rows, Mixed) and rows.weights == mixed.weights
     assert list(rows) == [ROWS[0] | {"data_source": "a"}, ROWS[2] | {"data_source": "b"}]
-    with pytest.raises(ValueError, match=r"data\.train\.parts\.a: all prompts are longer than data\.max_prompt_tokens"):
+    with pytest.raises(ValueError, match=r"data\.train\.parts\.a: all rows have more tokens than data\.max_prompt"):
         drop(mixed, 1)
 
 
@@ -83,40 +84,30 @@ CHATS = [{"messages": messages} for messages in (CALLING, THINKING, TWO, [TWO[0]
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_run_knows_how_many_answers_train_and_why_others_do_not(size, ranks, tmp_path):
     """On any number of ranks, and where the counts are cached."""
-    given = GivenTexts(TextSource, {"response": "messages"})
 
     def count(world):
         encoder = Encoder(tokenizer(chats.QWEN3), "chat", None)
-        found = Lengths(world, encoder, str(tmp_path)).examples(given, CHATS, 2, seed=0, columns=(), shuffle=True)
-        assert len(found.tokens) == 4
-        return found.answers, encoder.answers.total()
+        texts = Lengths(world, encoder, str(tmp_path)).texts(GivenTexts(TextSource, {"response": "messages"}), CHATS)
+        return [text.answers for text in texts], encoder.answers.total()
 
-    counts = {"trained": 5, "earlier": 0, "rewritten": 2, "marked": 1}
+    answers = [(2, 0, 0, 0), (1, 0, 1, 0), (1, 0, 1, 0), (1, 0, 0, 1)]
     first, again = ranks(size, count), ranks(size, count)
-    assert [found for found, _ in [*first, *again]] == [counts] * 2 * size
-    assert sum(encoded for _, encoded in first) == 8 and sum(encoded for _, encoded in again) == 0
-    assert explain(counts, 4) == (
-        "5 of 8 answers of the assistant in an epoch are in the loss; 2 are rewritten by the chat template where "
-        "messages follow them, such as without a thought, so the model never writes them as they stand (add rows that "
-        "end with them); 1 are marked (weight, loss_mask, train, loss, trainable)"
+    assert [found for found, _ in [*first, *again]] == [answers] * 2 * size
+    assert all(encoded for _, encoded in first) and not any(encoded for _, encoded in again)
+    assert explain([5, 0, 2, 1]) == (
+        "5 of 8 answers of the assistant are in the loss; 2 are rewritten by the chat template where messages follow "
+        "them, such as without a thought, so the model never writes them as they stand (add rows that end with them); "
+        "1 are marked (weight, loss_mask, train, loss, trainable)"
     )
 
 
 @pytest.mark.parametrize(
     ("row", "train_on", "message"),
     [
-        (
-            {"prompt": TWO[:3], "response": TWO[3:]},
-            "response",
-            "1 of 2 answers of the assistant in an epoch are in the",
-        ),
-        ({"prompt": TWO[:3], "response": "It is 6."}, "response", "1 of 2 answers of the assistant in an epoch are in"),
-        (
-            {"prompt": TWO[:3], "response": TWO[3:]},
-            "assistant",
-            "2 of 2 answers of the assistant in an epoch are in the",
-        ),
-        ({"response": TWO}, "last", "1 of 2 answers of the assistant in an epoch are in the loss; 1 stand before the"),
+        ({"prompt": TWO[:3], "response": TWO[3:]}, "response", "1 of 2 answers of the assistant are in the loss; 1 st"),
+        ({"prompt": TWO[:3], "response": "It is 6."}, "response", "1 of 2 answers of the assistant are in the loss; 1"),
+        ({"response": TWO}, "last", "1 of 2 answers of the assistant are in the loss; 1 stand before the answer of"),
+        ({"prompt": TWO[:3], "response": TWO[3:]}, "assistant", None),
         ({"prompt": TWO[0]["content"], "response": "It is 4."}, "response", None),
         ({"prompt": TWO[:1], "response": TWO[1:2]}, "response", None),
         ({"response": TWO}, "all", None),
@@ -125,4 +116,19 @@ def test_a_run_knows_how_many_answers_train_and_why_others_do_not(size, ranks, t
 def test_answers_before_the_response_are_counted(row, train_on, message):
     encoder = Encoder(tokenizer(chats.CHATML), "chat", None, train_on=train_on)
     encoder.example(row)
-    assert (explain(encoder.answers, 1) or "None").startswith(str(message))
+    assert (explain([encoder.answers[fate] for fate in FATES]) or "None").startswith(str(message))
+
+
+def test_a_run_says_how_many_answers_of_a_set_are_in_the_loss(tmp_path):
+    """Of the rows that stay: the last one is too long."""
+    said: list[str] = []
+    encoder = Encoder(tokenizer(chats.CHATML), "chat", None)
+    rows = [{"prompt": TWO[:3], "response": TWO[3:]}, {"prompt": [user("a" * 200), *TWO[1:3]], "response": TWO[3:]}]
+    limit = TextLimit(150, "drop", "data.max_tokens=150", frozenset())
+    given = GivenTexts(DatasetSource, {"response": "response"})
+    kept, _ = fit_texts("data.train", rows, Lengths(SINGLE_PROCESS, encoder, None), limit, given, said.append)
+    assert list(kept) == rows[:1]
+    assert said[-1] == (
+        "data.train: 1 of 2 answers of the assistant are in the loss; 1 stand before the answer of their row "
+        "(data.train_on=assistant trains them, too)"
+    )

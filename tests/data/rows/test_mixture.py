@@ -10,6 +10,7 @@ from rft.batch.collate import collate
 from rft.batch.columns import fields
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.tokenizer import characters
+from rft.data.encode.truncation import PromptLimit
 from rft.data.given.supervised import DatasetSource
 from rft.data.rows.lazy import Rows
 from rft.data.rows.mixture import Mixed, Mixture, MixturePart
@@ -17,6 +18,7 @@ from rft.data.sampler import MixtureSampler, RowSampler, make_sampler
 from rft.errors import Problems
 from rft.metrics import Metrics
 from rft.setup.assembly import Job
+from rft.setup.datasets import short_prompts
 from rft.train.trainer import sampled_texts
 from tests.helpers import source_context
 
@@ -156,9 +158,11 @@ def streamed(tmp_path):
     nodes = files(tmp_path, **SIZES)
 
     def opened(weights, most=None, say=str):
+        """`most`: the tokens of a prompt; rows with longer ones are dropped."""
         parts = {name: MixturePart(weight, nodes[name]["rows"]) for name, weight in weights.items()}
         encoder = Encoder(TOKENIZER, "none", None, None, "response")
-        return Mixture(parts, "data.train").stream(["prompt"]).open(4, encoder, most, say)
+        filters = [] if most is None else [short_prompts(encoder, PromptLimit(most, "drop"))]
+        return Mixture(parts, "data.train").stream(["prompt"]).open(4, filters, say)
 
     return opened
 
@@ -201,7 +205,7 @@ def test_rows_that_a_stream_drops_take_no_turn(streamed):
     assert Counter(row["data_source"] for row in found) == {"b": 20, "c": 60}
     assert {row["prompt"] for row in found if row["data_source"] == "c"} == set("0123456789")
     assert said and all(line.startswith("data.train.parts.c.rows: ") for line in said), "every prompt of b is short"
-    with pytest.raises(ValueError, match=r"data\.train\.parts\.[bc]\.rows: all prompts of an epoch have more .*=0"):
+    with pytest.raises(ValueError, match=r"data\.train\.parts\.[bc]\.rows: all rows of an epoch were dropped: .*=0"):
         make_sampler(streamed({"b": 1, "c": 3}, most=0), 0, True).take(1)
 
 

@@ -7,6 +7,7 @@ import pytest
 from rft.batch.columns import fields
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.tokenizer import characters
+from rft.data.encode.truncation import PromptLimit
 from rft.data.given.pairs import PairSource
 from rft.data.given.supervised import DatasetSource
 from rft.data.rows.sources import FileRows, HubRows
@@ -14,6 +15,7 @@ from rft.data.rows.stream import RowStream
 from rft.data.sampler import RowSampler
 from rft.metrics import Metrics
 from rft.setup.assembly import Job
+from rft.setup.datasets import short_prompts
 from tests.helpers import source_context
 
 TOKENIZER = characters(alphabet="0123456789=")
@@ -38,7 +40,8 @@ def parts(files, limit=None, required=("prompt",)):
 
 
 def drawn(parts, buffer, count, most=None, said=None, shuffle=True):
-    stream = parts.open(buffer, ENCODER, most, [].append if said is None else said.append)
+    filters = [] if most is None else [short_prompts(ENCODER, PromptLimit(most, "drop"))]
+    stream = parts.open(buffer, filters, [].append if said is None else said.append)
     sampler = RowSampler(stream, 3, shuffle)
     return [stream[number] for _ in range(count) for _, number in sampler.take(1)], sampler
 
@@ -99,7 +102,8 @@ def test_a_run_goes_on_with_the_very_rows_on_any_number_of_ranks(files, ranks, k
     options |= {"margin": None} if kind is PairSource else {}
 
     def steps(world, states=None):
-        stream = parts(files).open(5, ENCODER, 2, [].append)  # prompts of three tokens, 10= to 22=, are dropped
+        filters = [short_prompts(ENCODER, PromptLimit(2, "drop"))]  # of three tokens, 10= to 22=, are dropped
+        stream = parts(files).open(5, filters, [].append)
         source = kind(source_context(world, ENCODER, stream, 8, seed=2, shuffle=shuffle), **options)
         if states is not None:
             source.load_state_dict(json.loads(json.dumps(states[0])))
@@ -151,7 +155,8 @@ def test_rows_with_long_prompts_are_counted_as_they_are_dropped(files):
     dropped, seen = (int(word) for word in said[-1].split() if word.isdigit())
     assert sampler.state_dict()["dropped"] == sampler.position - 30 >= dropped and seen <= sampler.position
     with pytest.raises(
-        ValueError, match=r"data\.train: all prompts of an epoch have more tokens than data\.max_prompt_tokens=1"
+        ValueError,
+        match=r"data\.train: all rows of an epoch were dropped: their prompts have .* than data\.max_prompt_tokens=1",
     ):
         drawn(parts(files), 6, 1, most=1)
 
@@ -217,11 +222,3 @@ def test_what_cannot_be_streamed_is_refused_by_key(files, tiny, tmp_path):
         parts(str(tmp_path / "d.json"))
     with pytest.raises(ValueError, match=r"data\.streaming: this way of drawing rows needs their number"):
         len(RowStream([], "data.train"))
-
-
-def test_an_example_that_is_too_long_is_refused_when_it_comes(files):
-    encoder = Encoder(TOKENIZER, "none", None)
-    encoder.context = 8
-    assert len(encoder.example(ROWS[4])[0]) == 8
-    with pytest.raises(ValueError, match=r"a row has 9 tokens, over the model's context of 8; .*ends in '111111'"):
-        encoder.example(ROWS[5])

@@ -1,4 +1,4 @@
-"""A batch source of one's own: it implements `Source` and nothing else. It draws the rows in the order of the data."""
+"""A batch source of one's own: it implements `GivenSource` alone. It draws the rows in the order of the data."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,11 +8,11 @@ from tensordict import TensorDict
 from rft.batch.collate import collate
 from rft.batch.columns import SOURCE_COLUMNS
 from rft.batch.trajectory import Trajectory, given_segments, to_row
-from rft.data.base import CheckContext, Source, SourceContext, SourceFacts
+from rft.data.base import CheckContext, GivenSource, SourceContext, SourceFacts
 from rft.metrics import Metrics
 
 
-class ListedSource(Source):
+class ListedSource(GivenSource):
     """Draws rows in the order of the data set, each with the same suffix behind its response.
 
     Args:
@@ -43,11 +43,13 @@ class ListedSource(Source):
         world, prompts = self.context.world, self.context.prompts
         rows = []
         for position in range(self.position + world.rank, self.position + prompts, world.size):
-            row = self.context.rows[position % len(self.context.rows)]
-            ids, trains = self.context.encoder.example({**row, "response": row[self.response] + self.suffix})
-            rows.append(to_row(Trajectory(given_segments(ids, trains), None, row), group=position, unit=position))
+            rows += self.texts(position, self.context.rows[position % len(self.context.rows)])
         self.position += prompts
         return collate(rows)
+
+    def texts(self, position: int, row: dict[str, Any]) -> list[dict[str, Any]]:
+        ids, trains = self.context.encoder.example({**row, "response": row[self.response] + self.suffix})
+        return [to_row(Trajectory(given_segments(ids, trains), None, row), group=position, unit=position)]
 
     def state_dict(self) -> dict[str, Any]:
         return {"position": self.position}

@@ -8,14 +8,14 @@ from typing import Any
 
 from tensordict import TensorDict
 
-from rft.data.base import Source, SourceContext, SourceFacts
+from rft.data.base import GivenSource, SourceContext, SourceFacts
 from rft.data.given.supervised import DatasetSource
 from rft.metrics import Metrics
 
 PREPARED_BY: list[str] = []  # the thread that prepared each batch, for the test
 
 
-class ThreadedSource(Source):
+class ThreadedSource(GivenSource):
     """The batches of a `DatasetSource`, one step ahead. The thread takes part in no collective.
 
     Args:
@@ -47,6 +47,9 @@ class ThreadedSource(Source):
         PREPARED_BY.append(threading.current_thread().name)
         batch = self.source.next(Metrics())
         return batch, copy.deepcopy(self.source.state_dict())
+
+    def texts(self, position: int, row: dict[str, Any]) -> list[dict[str, Any]]:
+        return self.source.texts(position, row)
 
     def state_dict(self) -> dict[str, Any]:
         return self.delivered  # the batch that waits is drawn again
