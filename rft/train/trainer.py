@@ -388,7 +388,7 @@ class Trainer:
             if model.optimizer_options is not None or not model.has_weights or replaced
         }
 
-    def save_model(self, folder: Path, dtype: torch.dtype | None) -> None:
+    def save_model(self, folder: Path, dtype: torch.dtype | None = None) -> None:
         """Writes the policy, with what an evaluation after this step has measured of it. A collective."""
         self.policy.save_model(folder, dtype)
         if self.world.rank == 0 and (entries := self.config_entries()):
