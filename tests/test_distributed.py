@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from rft.distributed import check_nccl, start
 from rft.strategy.fsdp2 import FSDP2
 from tests.helpers import yaml_options
+from tests.ranks.forked import run_on_ranks
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
@@ -152,3 +154,25 @@ def test_two_processes(torchrun, tmp_path):
     assert (tmp_path / "failure1").read_text() == "KeyError: 'difficulty'"
     first = "PeerError: rank 1 failed first: KeyError: 'difficulty'; rank 0 waited in `gather` of failure ("
     assert (tmp_path / "failure0").read_text().startswith(first), "not that gloo lost a connection"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dies", "deaths", "runs", "ends"), [("SEGV", 1, 2, True), ("ABRT", 9, 2, False), ("", 9, 1, False)]
+)
+def test_a_script_of_which_a_rank_dies_in_native_code_runs_once_more(tmp_path, dies, deaths, runs, ends):
+    """With a warning that has the native stacks; one that raises an error does not."""
+    script, log, starts = tmp_path / "script.py", tmp_path / "log", tmp_path / "starts"
+    death = f"os.kill(os.getpid(), signal.SIG{dies})" if dies else "raise ValueError('no')"
+    script.write_text(
+        "import os, pathlib, signal\nfrom rft.distributed import leave, start\nworld = start('cpu')\n"
+        f"path = pathlib.Path({str(starts)!r})\ncount = world.decide(lambda: path.write_text(path.read_text() + 'x'))\n"
+        f"if world.rank == 1 and count <= {deaths}:\n    {death}\nworld.gather(0)\nleave()\n"
+    )
+    starts.write_text("")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        assert run_on_ranks(script, [], 2, log) is ends
+    assert starts.read_text() == "x" * runs
+    found = [str(each.message) for each in warned if "runs again" in str(each.message)]
+    assert len(found) == runs - 1 and all("gloo::transport::tcp::Loop::run" in text for text in found)

@@ -9,8 +9,10 @@ import faulthandler
 import multiprocessing
 import os
 import runpy
+import signal
 import sys
 import time
+import warnings
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -23,6 +25,7 @@ import rft
 
 ROOT = Path(rft.__file__).parent.parent
 IMPORTED = ["rft.setup.assembly", "transformers.models.qwen3.modeling_qwen3", "tests.helpers"]
+DEADLY = {-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS}  # exit codes of a process that died in native code
 DEADLINE_S = 600  # of a script; a loaded machine needs several times what an idle one does
 FORKS = multiprocessing.get_context("forkserver")
 
@@ -31,7 +34,21 @@ def run_on_ranks(script: Path, arguments: list[str], ranks: int, log: Path) -> b
     """Runs a script on the CPU, as `torchrun --nproc-per-node RANKS script arguments` does.
 
     When one rank fails, the others are terminated. What they print is in `log`. Returns whether all ranks ended well.
+
+    A script of which a rank dies in native code runs a second time, with a warning that has the stacks of its threads:
+    a thread of gloo without Python has ended ranks with a segmentation fault or a damaged heap, in about one of ten
+    runs of all tests (torch 2.13). The cause is not known. Python code that fails is not repeated.
     """
+    codes = _run(script, arguments, ranks, log)
+    if not DEADLY.isdisjoint(codes):
+        warnings.warn(f"{script.name} runs again, as a rank of it died:\n{log.read_text()}", stacklevel=2)
+        log.write_text("")
+        codes = _run(script, arguments, ranks, log)
+    return not any(codes)
+
+
+def _run(script: Path, arguments: list[str], ranks: int, log: Path) -> list[int | None]:
+    """The exit code of every rank, negative for a signal."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     shared = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     with patch.dict(os.environ, shared):  # of the process that is forked, which starts at the first call
@@ -59,7 +76,7 @@ def run_on_ranks(script: Path, arguments: list[str], ranks: int, log: Path) -> b
             process.join(10)
             process.kill()
             process.join()
-    return all(process.exitcode == 0 for process in processes)
+    return [process.exitcode for process in processes]
 
 
 def run_script(script: Path, arguments: list[str], environment: dict[str, str], log: Path) -> None:
