@@ -83,11 +83,11 @@ class Lengths:
         def count(world: World) -> list[tuple[int, ...]]:
             texts = given.build(SourceContext(SINGLE_PROCESS, 0, encoder, rows, 1, (), False)).texts
             counted: list[tuple[int, ...]] = []
+            encoder.answers.clear()
             for number in range(world.rank, len(rows), world.size):
-                encoder.answers.clear()
                 with located(rows, number):
                     tokens = count_tokens(texts(number, rows[number]), encoder)
-                counted.append((tokens.tokens, tokens.least, *(encoder.answers[fate] for fate in masks.FATES)))
+                counted.append((tokens.tokens, tokens.least, *(encoder.answers.pop(fate, 0) for fate in masks.FATES)))
             return counted
 
         made_of = (_code(given.source), dict(given.options))

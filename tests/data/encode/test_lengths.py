@@ -17,6 +17,7 @@ from rft.distributed import SINGLE_PROCESS
 from rft.setup.assembly import Job
 from rft.setup.datasets import fit_texts
 from tests.data import chat_texts as chats
+from tests.data.encode.test_cache import Counting
 from tests.data.encode.test_masks import CALLING, THINKING, TWO, tokenizer, user
 
 ENCODER = Encoder(characters(alphabet="0123456789="), "none", None, None, "response")
@@ -86,14 +87,14 @@ def test_a_run_knows_how_many_answers_train_and_why_others_do_not(size, ranks, t
     """On any number of ranks, and where the counts are cached."""
 
     def count(world):
-        encoder = Encoder(tokenizer(chats.QWEN3), "chat", None)
+        encoder = Counting(tokenizer(chats.QWEN3), "chat", None)
         texts = Lengths(world, encoder, str(tmp_path)).texts(GivenTexts(TextSource, {"response": "messages"}), CHATS)
-        return [text.answers for text in texts], encoder.answers.total()
+        return [text.answers for text in texts], encoder.asked
 
     answers = [(2, 0, 0, 0), (1, 0, 1, 0), (1, 0, 1, 0), (1, 0, 0, 1)]
     first, again = ranks(size, count), ranks(size, count)
     assert [found for found, _ in [*first, *again]] == [answers] * 2 * size
-    assert all(encoded for _, encoded in first) and not any(encoded for _, encoded in again)
+    assert sum(encoded for _, encoded in first) == 4 and not any(encoded for _, encoded in again)
     assert explain([5, 0, 2, 1]) == (
         "5 of 8 answers of the assistant are in the loss; 2 are rewritten by the chat template where messages follow "
         "them, such as without a thought, so the model never writes them as they stand (add rows that end with them); "
