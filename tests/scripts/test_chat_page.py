@@ -1,7 +1,7 @@
 """The chat templates that TRL ships: what its masks train, what transformers continues, where scores are read."""
 
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,7 @@ def compared(name: str, messages: Messages) -> str:
         in both; or "other".
     """
     encoder = Encoder(trl.tokenizer(name.removesuffix("_training")), "chat", None)
+    encoder.answers = Counter()
     try:
         theirs = runs(name, messages)
     except (TemplateError, TypeError):  # of the template

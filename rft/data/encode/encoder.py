@@ -50,7 +50,7 @@ class Encoder:
         tools: the schemas of `tools`.
         continued: the tokens of texts that continue another one; see `Continuation`.
         end: the token that answers are trained to end with: that of the template, else that of the tokenizer.
-        answers: of the assistant in the examples so far, by what becomes of them; see `masks.FATES`.
+        answers: counts those of the assistant in examples by what becomes of them, see `masks.FATES`; None: it does not.
         thoughts: finds the thoughts that prompts open.
         made_of: everything that the token ids of a row depend on beside the files that `save` writes.
 
@@ -90,7 +90,7 @@ class Encoder:
         begins = template == "none" and begin is not None and tokenizer("a").input_ids[:1] == [begin]
         self._prefix = EncodedText([begin] if begins else [])
         self.text_limit: TextLimit | None = None
-        self.answers: Counter[str] = Counter()
+        self.answers: Counter[str] | None = None
         self.limit = limit
         self.processor = processor
         self.continued = Continuation(tokenizer, self.tokenize)
@@ -229,7 +229,8 @@ class Encoder:
         ids = head + tail
         if prompt is None or self._train_on == "all":
             return ids, _but_first(ids)
-        self.answers.update(text_fates(prompt))
+        if self.answers is not None:
+            self.answers.update(text_fates(prompt))
         return ids, [False] * len(head) + [True] * len(tail)
 
     def steps(self, row: Mapping[str, Any], steps: Sequence[str], separator: str) -> tuple[EncodedText, list[int]]:
@@ -299,7 +300,8 @@ class Encoder:
             ids = self.tokenize([rich])[0]
             return ids, _but_first(ids)
         places, fates = check_turns(turns, messages, chat)
-        self.answers.update(fates)
+        if self.answers is not None:
+            self.answers.update(fates)
         if self._scored and places[-1] == turns[-1] and messages[-1]["role"] == "assistant":
             rich = RichText(text[: places[-1].end], media)
         pieces = self._pieces(rich, [*(cut for turn in places for cut in turn), len(rich.text)])

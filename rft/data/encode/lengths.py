@@ -8,6 +8,7 @@ versions of the packages it calls.
 import inspect
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -83,11 +84,15 @@ class Lengths:
         def count(world: World) -> list[tuple[int, ...]]:
             texts = given.build(SourceContext(SINGLE_PROCESS, 0, encoder, rows, 1, (), False)).texts
             counted: list[tuple[int, ...]] = []
-            encoder.answers.clear()
-            for number in range(world.rank, len(rows), world.size):
-                with located(rows, number):
-                    tokens = count_tokens(texts(number, rows[number]), encoder)
-                counted.append((tokens.tokens, tokens.least, *(encoder.answers.pop(fate, 0) for fate in masks.FATES)))
+            encoder.answers = Counter()
+            try:
+                for number in range(world.rank, len(rows), world.size):
+                    with located(rows, number):
+                        tokens = count_tokens(texts(number, rows[number]), encoder)
+                    answers = [encoder.answers.pop(fate, 0) for fate in masks.FATES]
+                    counted.append((tokens.tokens, tokens.least, *answers))
+            finally:
+                encoder.answers = None
             return counted
 
         made_of = (_code(given.source), dict(given.options))

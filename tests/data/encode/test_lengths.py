@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 
 import pytest
 
@@ -116,6 +117,7 @@ def test_a_run_knows_how_many_answers_train_and_why_others_do_not(size, ranks, t
 )
 def test_answers_before_the_response_are_counted(row, train_on, message):
     encoder = Encoder(tokenizer(chats.CHATML), "chat", None, train_on=train_on)
+    encoder.answers = Counter()
     encoder.example(row)
     assert (explain([encoder.answers[fate] for fate in FATES]) or "None").startswith(str(message))
 
