@@ -50,7 +50,7 @@ class Encoder:
         tools: the schemas of `tools`.
         continued: the tokens of texts that continue another one; see `Continuation`.
         end: the token that answers are trained to end with: that of the template, else that of the tokenizer.
-        answers: counts those of the assistant in examples by what becomes of them, see `masks.FATES`; None: it does not.
+        answers: counts those in examples by what becomes of them, see `masks.FATES`; None: nothing is counted.
         thoughts: finds the thoughts that prompts open.
         made_of: everything that the token ids of a row depend on beside the files that `save` writes.
 
