@@ -71,19 +71,19 @@ def compared(name: str, messages: Messages) -> str:
     encoder = Encoder(trl.tokenizer(name.removesuffix("_training")), "chat", None)
     encoder.answers = Counter()
     try:
-        theirs = runs(name, messages)
+        of_trl = runs(name, messages)
     except (TemplateError, TypeError):  # of the template
-        theirs = []
+        of_trl = []
     try:
-        ours = trained(encoder, {"response": messages})
+        of_rft = trained(encoder, {"response": messages})
     except ValueError:
-        return "refused" if theirs else "impossible"
-    around = [text.partition(turn) for turn, text in zip(ours[::-1], theirs[::-1], strict=False)]
+        return "refused" if of_trl else "impossible"
+    around = [text.partition(turn) for turn, text in zip(of_rft[::-1], of_trl[::-1], strict=False)]
     if not all(turn and not end.replace("<eos>", "").strip() for _, turn, end in around):
         return "other"
-    if len(ours) != len(theirs):
-        return "fewer" if len(theirs) - len(ours) == encoder.answers["rewritten"] else "other"
-    return "equal" if ours == theirs else "within"
+    if len(of_rft) != len(of_trl):
+        return "fewer" if len(of_trl) - len(of_rft) == encoder.answers["rewritten"] else "other"
+    return "equal" if of_rft == of_trl else "within"
 
 
 def test_what_trains_is_what_trl_trains_or_differs_for_a_reason():

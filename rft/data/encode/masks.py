@@ -19,7 +19,6 @@ REWRITTEN = (
 )
 NO_ANSWER = "no message is an answer of the assistant that trains; remove the row"
 
-
 # What becomes of an answer of the assistant; why it does not train.
 TRAINED, EARLIER, REWRITES, MARKED = "trained", "earlier", "rewritten", "marked"
 CAUSES = {

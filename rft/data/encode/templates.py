@@ -235,13 +235,13 @@ class ChatTemplate:
     def _find_end(self) -> str:
         """The first special token after a plain answer, else the one that the next message begins with; or empty."""
         try:
-            tail = self.render([QUESTION, ANSWER], None, False).rpartition("answer")[2]
+            found = self._special.search(self._tail)
         except ValueError:  # of a template without answers
             return ""
-        found = self._special.search(tail)
-        if found is None and not tail:
+        if not self._tail:
             self._open_ends = {False: self._mark_behind(ANSWER, QUESTION), True: self._mark_behind(CALL, RESULT)}
-            return self._open_ends[False]
+            self._tail = self._open_ends[False]
+            return self._tail
         return "" if found is None else found[0]
 
     def _mark_behind(self, answer: Mapping[str, Any], following: Mapping[str, Any]) -> str:
