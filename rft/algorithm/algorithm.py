@@ -18,7 +18,7 @@ from rft.algorithm.roles import ROLES
 from rft.algorithm.scores.groups import informative_groups
 from rft.algorithm.scores.pairs import both
 from rft.algorithm.scores.rewards import add_turn_rewards, token_rewards
-from rft.algorithm.token_weights.aggregation import unit_weights
+from rft.algorithm.token_weights.aggregation import counted, unit_weights
 from rft.algorithm.token_weights.correction import Correction
 from rft.algorithm.trajectories import joined_rows
 from rft.batch.scores import is_scored
@@ -327,9 +327,10 @@ class Algorithm:
 
     def compute_loss_weights(self, batch: TensorDict, all_sum: AllSum) -> None:
         """Writes `loss_weights` (B, T) and `unit_weights` (B,) of a mini-batch, with totals over all ranks."""
+        keep, rows = counted(batch)
         if self.aggregation is not None:
-            batch["loss_weights"] = self.aggregation(batch["loss_mask"], batch["group"], all_sum=all_sum)
-        batch["unit_weights"] = unit_weights(batch["loss_mask"], all_sum=all_sum)
+            batch["loss_weights"] = self.aggregation(keep, batch["group"], rows=rows, all_sum=all_sum)
+        batch["unit_weights"] = unit_weights(rows, all_sum=all_sum)
 
     def update_controllers(self, numbers: dict[str, float], rows: int) -> None:
         """Updates the adaptive coefficients from the finite numbers that were measured over the step."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rft.algorithm.control import Control
 from rft.algorithm.registries import AllSum
+from rft.algorithm.token_weights.aggregation import weigh_logprobs
 from rft.algorithm.token_weights.correction import row_weights
 from rft.algorithm.trajectories import Trajectories, trajectories_of
 from rft.batch.columns import over
@@ -60,8 +61,8 @@ class Objective:
         """
         for term in self.terms:
             if term.plugin.facts.prepare is not None:
-                given = [outputs[name] for name in term.plugin.facts.outputs]
-                columns = term.plugin.call("prepare", *given, batch, all_sum=all_sum, seed=seed)
+                given, rows = weigh_logprobs(term.plugin, outputs, batch)
+                columns = term.plugin.call("prepare", *given, rows, all_sum=all_sum, seed=seed)
                 for name, column in columns.items():
                     batch[name] = column
         if self.mask is not None:
@@ -82,13 +83,14 @@ class Objective:
         Raises:
             ValueError: a function returned a reduced value, or one of another shape.
         """
-        given = [outputs[name] for name in term.plugin.facts.outputs]
+        names = term.plugin.facts.outputs
         if trajectories is not None:
-            given, batch = [trajectories.join(column) for column in given], trajectories.rows
+            outputs, batch = {name: trajectories.join(outputs[name]) for name in names}, trajectories.rows
+        given, rows = weigh_logprobs(term.plugin, outputs, batch)
         main = term is self.terms[0]
         if main and self.mask is not None:
             given = [torch.where(over(batch["gradient_mask"], column), column, column.detach()) for column in given]
-        found = term.plugin(*given, batch)
+        found = term.plugin(*given, rows)
         unit = term.plugin.facts.unit
         weights = batch["loss_weights"] if unit == "token" else batch["unit_weights"]
         if not (isinstance(found, tuple) and [type(part) for part in found] == [Tensor, dict]):

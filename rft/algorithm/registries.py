@@ -3,7 +3,7 @@
 Advantage:     f(scores (B,), rewards (B, T), batch, *, [all_sum, term_weights, state,] options) -> {column: (B, T)},
                zero outside `loss_mask`.
 Loss:          f(output (B, T), ..., batch, *, options) -> (value per unit, {statistic: value per unit}).
-Aggregation:   f(keep (B, T), group (B,), *, [all_sum,] options) -> weight of every token (B, T).
+Aggregation:   f(keep (B, T), group (B,), *, [rows (B,), all_sum,] options) -> weight of every token (B, T).
 Shaping:       f(scores (B,), batch, *, [all_sum, state,] options) -> scores (B,); the rows are those that count.
 Gradient mask: f(output (B, T), ..., batch, *, [all_sum, seed,] options) -> (B, T) bool, tokens that pass a gradient.
 Control:       f(*, options) -> a `Control`.
@@ -67,7 +67,7 @@ LOSSES = Registry(
     statistics=(),
     gradient=None,
 )
-AGGREGATIONS = Registry("aggregation", supplied=("all_sum",), gradient=None)
+AGGREGATIONS = Registry("aggregation", supplied=("rows", "all_sum"), gradient=None)
 SHAPINGS = Registry("shaping", supplied=("all_sum", "state"), functions=("state",), reads=(), state=None)
 GRADIENT_MASKS = Registry("gradient mask", supplied=("all_sum", "seed"), reads=(), outputs=("logprobs",), gradient=None)
 CONTROLS = Registry("control")

@@ -20,6 +20,8 @@ prediction *of* token t, and column 0 is 0. There is no prompt/response split: `
 | `margin`           | (B,) float32    | a source of pairs     | losses that read it: how much better, in both rows  |
 | `label`            | (B,) bool       | a source of labels    | KTO: the response is good                           |
 | `mismatched`       | (B,) bool       | a source of labels    | KTO: it answers another prompt, and trains nothing  |
+| `token_weights`    | (B, T) float32  | a source of texts     | losses: what a token counts; 0: it does not train   |
+| `row_weights`      | (B,) float32    | a source of texts     | losses: what a row counts beside the others         |
 | `step_labels`      | (B, T) float32  | a source of steps     | process reward: how right it is up to the token     |
 | `truncated`        | (B,) bool       | source                | shaping, filters: the length limit ended the text   |
 | `loss_mask`        | (B, T) bool     | filter, correction    | losses and counts: trained tokens, none rejected    |
@@ -82,6 +84,8 @@ COLUMNS: dict[str, Kind] = {  # of a nested column: the kind of its leaves
     "margin": "row",
     "label": "row",
     "mismatched": "row",
+    "token_weights": "token",
+    "row_weights": "row",
     "step_labels": "token",
     "truncated": "row",
     "loss_mask": "token",
@@ -110,6 +114,7 @@ COLUMNS: dict[str, Kind] = {  # of a nested column: the kind of its leaves
 }
 EPISODE_COLUMNS = ("turn", "trajectory")
 SOURCE_COLUMNS = ("tokens", "response_mask", "group", "unit", "truncated", "fields")
+GIVEN_COLUMNS = (*SOURCE_COLUMNS, "token_weights")
 
 
 def kind_of(name: str, dims: int) -> Kind:

@@ -32,12 +32,14 @@ class Example(NamedTuple):
     Attributes:
         row: number of the row in the order of the run, from 1.
         part: what the text is to its row if a row has several texts: chosen, rejected or mismatched.
+        weighs: what its tokens and the row count in the loss; empty where all count 1.
     """
 
     ids: list[int]
     trains: list[bool]
     row: int
     part: str
+    weighs: str = ""
 
 
 def inspect(config: dict[str, Any], console: Console) -> float:
@@ -79,7 +81,7 @@ def _show(job: Job, loaded: Datasets, name: str, source: Target, prompts: int, c
         does = "the given texts, trained tokens are highlighted; other answers are sampled"
     console.rule(Text(f"{name}: {does}", style="bold"), align="left")
     for example in (example for example in examples if example.row <= run.inspect.rows):
-        trained = f", {sum(example.trains):,} train" if reads else ""
+        trained = f", {sum(example.trains):,} train{example.weighs}" if reads else ""
         title = f"row {example.row}{example.part and f', {example.part}'}: {len(example.ids):,} tokens{trained}"
         console.print(Text(title, style="cyan"), soft_wrap=True)
         console.print(spelled(example, tokenizer, "" if console.is_terminal else MARKS), soft_wrap=True)
@@ -110,7 +112,17 @@ def _examples(loaded: Datasets, given: GivenTexts, prompts: int, seed: int, shuf
         texts = zip(batch["tokens", "input_ids"], batch["response_mask"], lengths(batch).tolist(), strict=True)
         for index, (ids, trains, length) in enumerate(islice(texts, left)):
             row = number * prompts + index // each + 1
-            yield Example(ids[:length].tolist(), trains[:length].tolist(), row, _part(batch, index))
+            yield Example(
+                ids[:length].tolist(), trains[:length].tolist(), row, _part(batch, index), _weighs(batch, index)
+            )
+
+
+def _weighs(batch: TensorDict, index: int) -> str:
+    texts = ""
+    if "token_weights" in batch:
+        counts = {*batch["token_weights"][index][batch["response_mask"][index]].tolist()}
+        texts += f", tokens weigh {' or '.join(f'{count:g}' for count in sorted(counts))}" if counts - {1.0} else ""
+    return texts + (f", the row weighs {batch['row_weights'][index]:g}" if "row_weights" in batch else "")
 
 
 def _part(batch: TensorDict, index: int) -> str:

@@ -187,3 +187,37 @@ def test_correction_weighs_a_row_with_the_geometric_mean_of_its_weights():
     _, weights, _ = objective.evaluate(means_term, outputs, batch)
     assert torch.equal(weights, batch["unit_weights"] * torch.tensor([4.0, 0.0], dtype=F64))
     assert float(objective(outputs, batch, None)[0].detach()) == float((plain * weights).sum().detach())
+
+
+OF_ROWS = [
+    {"name": "dpo", "beta": 0.3, "label_smoothing": 0.1},
+    {"name": "ipo", "beta": 0.3, "average": True},
+    {"name": "ipo", "beta": 0.3, "average": False},
+    {"name": "cpo", "beta": 0.3},
+    {"name": "simpo", "beta": 0.3, "gamma": 0.5},
+    {"name": "orpo", "weight": 0.3},
+    {"name": "chosen_nll"},
+    {"name": "kto", "beta": 0.3, "desirable_weight": 1.0, "undesirable_weight": 2.0},
+]
+
+
+@pytest.mark.parametrize("node", OF_ROWS, ids=lambda node: node["name"])
+def test_a_token_of_weight_two_is_in_a_loss_of_rows_as_two_tokens(node):
+    logprobs = torch.tensor([[0, -0.5, -1.25], [0, -0.75, -0.25]], dtype=F64)
+    columns = {"ref_logprobs": torch.tensor([[0, -1, -0.5], [0, -1, -2]], dtype=F64)}
+    columns["loss_mask"] = torch.tensor([[False, True, True], [False, True, False]])
+    rows = {"unit": torch.zeros(2, dtype=torch.int64), "chosen": torch.tensor([True, False])}
+    rows |= {"label": rows["chosen"], "mismatched": torch.tensor([False, False]), "unit_weights": torch.full((2,), 0.5)}
+    weighted = TensorDict(rows | columns | {"token_weights": torch.tensor([[1, 2, 1], [1, 2, 1]])}, batch_size=2)
+    twice = [0, 1, 1, 2]  # each second token stands there twice
+    doubled = TensorDict(rows | {name: column[:, twice] for name, column in columns.items()}, batch_size=2)
+    part, found = Term("loss", LOSSES.build(node, "loss"), Control(1.0)), []
+    for batch, places in ((weighted, [0, 1, 2]), (doubled, twice)):
+        leaf, objective = logprobs.clone().requires_grad_(), Objective([part])
+        outputs = {"logprobs": leaf[:, places]}
+        objective.prepare({"logprobs": outputs["logprobs"].detach()}, batch, lambda total: total, 0)
+        total, _, statistics = objective(outputs, batch, None)
+        found.append([total, torch.autograd.grad(total, leaf)[0], *statistics.values()])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    assert torch.equal(weighted["ref_logprobs"], columns["ref_logprobs"]), "the batch keeps its columns"

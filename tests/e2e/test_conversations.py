@@ -40,6 +40,29 @@ def test_conversations_train_and_the_checkpoint_has_the_template(chats, tmp_path
     assert AutoTokenizer.from_pretrained(saved.parent).chat_template == CHAT
 
 
+@pytest.mark.slow
+def test_answers_train_with_their_weights(chats, tmp_path):
+    rows = [json.loads(line)["messages"] for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    chats["steps"], losses = 1, {}
+    for number, weights in enumerate(((1, 0), (0, 1), (0.5, 1))):
+        for messages in rows:
+            for message, weight in zip(messages[1::2], weights, strict=True):
+                message["weight"] = weight
+        # the weight of the row is 2, or 1 where its first question is even
+        lines = [{"messages": row, "quality": 1 + int(row[0]["content"]) % 2} for row in rows]
+        for quality in (None, "quality"):
+            (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+            chats["algorithm"]["source"]["weight"] = quality
+            chats["output_dir"] = str(tmp_path / f"{number} {quality}")
+            Job(chats).fit("")
+            numbers = [json.loads(line) for line in (tmp_path / chats["output_dir"] / "metrics.jsonl").open()]
+            losses[weights, quality] = next(line["loss/nll"] for line in numbers if "loss/nll" in line)
+    for quality in (None, "quality"):  # all answers have two tokens
+        first, second, both = (losses[weights, quality] for weights in ((1, 0), (0, 1), (0.5, 1)))
+        assert both == pytest.approx((0.5 * first + second) / 1.5, rel=1e-5) and first != pytest.approx(second)
+    assert losses[(0.5, 1), None] != pytest.approx(losses[(0.5, 1), "quality"], rel=1e-5)
+
+
 def test_conversations_have_no_prompts_to_be_too_long(chats):
     chats["data"]["max_prompt_tokens"] = 9
     with pytest.raises(ValueError, match=r"data\.max_prompt_tokens=9: rows that are conversations or texts have no"):

@@ -83,6 +83,26 @@ def test_pairs_by_hand_on_any_number_of_ranks(ranks, size):
         assert numbers == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_weights_of_rows_by_hand_on_any_number_of_ranks(ranks, size):
+    rows = [row | {"w": weight} for row, weight in zip(TEXTS, (2, 0, 0.5), strict=True)]
+    source = GivenTexts(DatasetSource, {"response": "response", "weight": "w"})
+    # 3 tokens of 0.8 nats together and 4 of 1.3, in rows of 2 and 1/2
+    expected = {
+        "token_mean": (2 * 0.8 + 0.5 * 1.3) / (2 * 3 + 0.5 * 4),
+        "seq_mean_token_mean": (2 * 0.8 / 3 + 0.5 * 1.3 / 4) / 2.5,
+    }
+    for aggregation, loss in expected.items():
+        made = algorithm(aggregation={"name": aggregation})
+        for numbers, _ in ranks(size, lambda world, made=made: evaluate(world, made, source, rows)):
+            assert numbers["eval/held/loss"] == pytest.approx(loss)
+    rows = [row | {"w": weight} for row, weight in zip(PAIRS, (2, 0, 0.5), strict=True)]
+    source = GivenTexts(PairSource, {"chosen": "chosen", "rejected": "rejected", "margin": None, "weight": "w"})
+    loss = (2 * math.log1p(math.exp(0.5 * 0.2)) + 0.5 * math.log(2)) / 2.5
+    for numbers, _ in ranks(size, lambda world: evaluate(world, algorithm(**DPO), source, rows)):
+        assert numbers["eval/held/loss"] == pytest.approx(loss)
+
+
 def test_a_statistic_of_the_whole_set_does_not_depend_on_the_ranks(ranks):
     rows = [row | {"label": number % 2 == 0} for number, row in enumerate(TEXTS)]
     source = GivenTexts(LabelledSource, {"response": "response", "label": "label"})

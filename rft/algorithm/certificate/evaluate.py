@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rft.algorithm.certificate.policy import term_weights
 from rft.algorithm.certificate.sample import alone, sample
+from rft.algorithm.token_weights.aggregation import counted
 from rft.registry import Plugin
 
 Kind = Literal["advantage", "loss", "gradient mask", "aggregation"]
@@ -68,7 +69,8 @@ def evaluate(plugin: Plugin, kind: Kind, rows: TensorDict) -> Outcome:
         supplied = {"all_sum": alone, "term_weights": term_weights(plugin.options), "state": new_state(plugin)}
         return Outcome(plugin(batch["scores"], batch["rewards"], batch, **supplied), {})
     if kind == "aggregation":
-        return Outcome({"weights": plugin(batch["loss_mask"], batch["group"], all_sum=alone)}, {})
+        keep, counts = counted(batch)
+        return Outcome({"weights": plugin(keep, batch["group"], rows=counts, all_sum=alone)}, {})
     if kind == "gradient mask":
         given = [rows["outputs", name] for name in plugin.facts.outputs]
         return Outcome({"mask": plugin(*given, batch, all_sum=alone, seed=0).double()}, {})

@@ -17,6 +17,7 @@ from rft.algorithm.certificate.evaluate import (
 from rft.algorithm.certificate.objectives import BINARY, OBJECTIVES, SURROGATES
 from rft.algorithm.certificate.policy import TinyPolicy, term_weights
 from rft.algorithm.certificate.sample import alone
+from rft.algorithm.token_weights.aggregation import counted
 from rft.registry import Plugin, did_you_mean
 
 GROUP_SIZE = 3
@@ -121,7 +122,8 @@ def _expected_weights(policy: TinyPolicy, plugin: Plugin, kind: Kind) -> Tensor:
             else:
                 groups = batch["scores"].view(-1, GROUP_SIZE)
                 others = (groups.sum(1, keepdim=True) - groups) / (GROUP_SIZE - 1)
-                each = plugin(batch["loss_mask"], batch["group"], all_sum=alone) * (groups - others).view(-1, 1)
+                keep, rows = counted(batch)
+                each = plugin(keep, batch["group"], rows=rows, all_sum=alone) * (groups - others).view(-1, 1)
             weights.index_add_(0, answers, chance[:, None] * each)
         return weights
 

@@ -18,6 +18,7 @@ from rft.algorithm.loss.sequence import row_mean
 from rft.algorithm.ratio import log_ratio
 from rft.algorithm.registries import LOSSES, AllSum, Unreduced
 from rft.algorithm.scores.pairs import both
+from rft.algorithm.token_weights.aggregation import divisor, tokens_of_rows
 from rft.ranges import NonNegativeFloat, PositiveFloat, Range
 
 
@@ -103,7 +104,7 @@ def ipo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat, average: bo
             that of sums.
     """
     gains = gain(logprobs, batch)
-    rewards = beta * (gains / batch["loss_mask"].sum(1).clamp(min=1) if average else gains)
+    rewards = beta * (gains / divisor(tokens_of_rows(batch)) if average else gains)
     return compare(rewards, logprobs, batch, lambda margin: ((margin - 0.5) / beta).square())
 
 
@@ -305,7 +306,7 @@ def gain(logprobs: Tensor, batch: TensorDict) -> Tensor:
 
 def mean_logprobs(logprobs: Tensor, batch: TensorDict) -> Tensor:
     """The mean over a row's trained tokens, (B,)."""
-    return row_mean(torch.where(batch["loss_mask"], logprobs, 0.0), batch["loss_mask"])
+    return torch.where(batch["loss_mask"], logprobs, 0.0).sum(1) / divisor(tokens_of_rows(batch))
 
 
 def compare(rewards: Tensor, logprobs: Tensor, batch: TensorDict, loss: Callable[[Tensor], Tensor]) -> Unreduced:

@@ -25,6 +25,7 @@ from rft.data.rows.files import read_text
 from rft.data.rows.lazy import Rows, located, place
 
 TrainOn = Literal["response", "assistant", "last", "all"]
+Example = tuple[EncodedText, list[float]]  # T tokens, and what each of them counts in the loss
 
 
 class Encoder:
@@ -159,7 +160,7 @@ class Encoder:
             raise ValueError(f"the prompt (it begins {_beginning(row['prompt'])!r}) has {limit.refusal(len(prompt))}")
         return prompt if limit is None else limit.cut_prompt(prompt)
 
-    def example(self, row: Mapping[str, Any], overlong: Overlong | None = None) -> tuple[EncodedText, list[bool]]:
+    def example(self, row: Mapping[str, Any], overlong: Overlong | None = None) -> Example:
         """A supervised row, from its `response` and, unless the response is the whole text, its `prompt`.
 
         A text after a prompt trains unchanged, followed by `end` unless it ends with it. A list of chat messages is
@@ -171,38 +172,38 @@ class Encoder:
             overlong: what happens to a longer text than `text_limit` allows; None: as `text_limit` has it.
 
         Returns:
-            T ids, and T flags that are True where the token trains.
+            T ids, and T weights: what each token counts in the loss, 0 where it does not train.
 
         Raises:
             ValueError: response or prompt are of another type, the template rewrites the answer, or the text is too
                 long.
         """
-        ids, trains = self._cut(row, *self._example(row))
+        ids, weights = self._cut(row, *self._example(row))
         ids = self._cut_text(ids, overlong)
-        return ids, trains[: len(ids)]
+        return ids, weights[: len(ids)]
 
     def _cut_text(self, ids: EncodedText, overlong: Overlong | None = None) -> EncodedText:
         limit = self.text_limit
         return ids if limit is None else limit.cut(ids, overlong or limit.overlong)
 
-    def _cut(self, row: Mapping[str, Any], ids: EncodedText, trains: list[bool]) -> tuple[EncodedText, list[bool]]:
+    def _cut(self, row: Mapping[str, Any], ids: EncodedText, weights: list[float]) -> Example:
         """The example with the prompt as `prompts` gives it."""
         if self.limit is None or row.get("prompt") is None:
-            return ids, trains
+            return ids, weights
         whole = self.whole_prompt(row)
         cut = self._limited(whole, row)
         if len(cut) == len(whole):
-            return ids, trains
+            return ids, weights
         size = len(whole)
         if ids[:size] != whole:
             raise ValueError(
                 f"data.truncation={self.limit.truncation}: the row that begins {_beginning(row['prompt'])!r} does not "
                 "begin with the tokens of its prompt alone, so the prompt cannot be cut; set data.truncation=drop"
             )
-        ids, trains = cut + ids.part(size, len(ids)), self.limit.cut(trains[:size]) + trains[size:]
-        return ids, [False, *trains[1:]]  # nothing predicts the first token
+        ids, weights = cut + ids.part(size, len(ids)), self.limit.cut(weights[:size]) + weights[size:]
+        return ids, [0.0, *weights[1:]]  # nothing predicts the first token
 
-    def _example(self, row: Mapping[str, Any]) -> tuple[EncodedText, list[bool]]:
+    def _example(self, row: Mapping[str, Any]) -> Example:
         response, prompt = row["response"], row.get("prompt")
         if self._train_on == "assistant" and self.chat is not None and isinstance(prompt, list):
             response = [{"role": "assistant", "content": response}] if isinstance(response, str) else response
@@ -231,7 +232,7 @@ class Encoder:
             return ids, _but_first(ids)
         if self.answers is not None:
             self.answers.update(text_fates(prompt))
-        return ids, [False] * len(head) + [True] * len(tail)
+        return ids, [0.0] * len(head) + [1.0] * len(tail)
 
     def steps(self, row: Mapping[str, Any], steps: Sequence[str], separator: str) -> tuple[EncodedText, list[int]]:
         """Encodes an answer in steps. Each step and the separator after it are tokenized separately, as in TRL.
@@ -283,7 +284,7 @@ class Encoder:
     def _escape(self, text: str) -> str:
         return text if self.processor is None else self.processor.escape(text)
 
-    def _conversation(self, row: Mapping[str, Any], prompt: Any, response: list[Any]) -> tuple[EncodedText, list[bool]]:
+    def _conversation(self, row: Mapping[str, Any], prompt: Any, response: list[Any]) -> Example:
         if self.chat is None:
             raise ValueError("a response is a list of chat messages, which needs a chat template; set data.template")
         question = [] if prompt is None else self._prompt_messages(prompt, "a prompt")
@@ -296,17 +297,18 @@ class Encoder:
         text, turns = answers(chat, tools, messages, first, last, begun)
         rich = RichText(text, media)
         if self._train_on == "all":
-            check_unmarked(messages)
+            check_unmarked(messages, "data.train_on=all trains every token alike")
             ids = self.tokenize([rich])[0]
             return ids, _but_first(ids)
-        places, fates = check_turns(turns, messages, chat)
+        places, fates = check_turns(turns, messages, chat, self._scored)
         if self.answers is not None:
             self.answers.update(fates)
         if self._scored and places[-1] == turns[-1] and messages[-1]["role"] == "assistant":
             rich = RichText(text[: places[-1].end], media)
-        pieces = self._pieces(rich, [*(cut for turn in places for cut in turn), len(rich.text)])
-        trains = [bool(number % 2) for number, piece in enumerate(pieces) for _ in piece]
-        return sum(pieces, EncodedText([])), trains
+        pieces = self._pieces(rich, [*(cut for turn in places for cut in (turn.start, turn.end)), len(rich.text)])
+        counts = [*(count for turn in places for count in (0.0, turn.weight)), 0.0]
+        weights = [count for count, piece in zip(counts, pieces, strict=True) for _ in piece]
+        return sum(pieces, EncodedText([])), weights
 
     def _pieces(self, rich: RichText, cuts: Iterable[int]) -> list[EncodedText]:
         """The tokens of a text between cuts, each piece tokenized with the text before it if that keeps its tokens.
@@ -389,8 +391,8 @@ class Encoder:
         return self.chat.schemas(tools, "the field tools of a row") if tools else self.tools
 
 
-def _but_first(ids: list[int]) -> list[bool]:
-    return [False] + [True] * (len(ids) - 1)
+def _but_first(ids: list[int]) -> list[float]:
+    return [0.0] + [1.0] * (len(ids) - 1)
 
 
 def _beginning(prompt: Any) -> str:

@@ -1,5 +1,6 @@
 """Finds the trained parts of a conversation in one rendering of all its messages, for any chat template."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ from rft.data.encode.templates import ChatTemplate, Messages
 
 Message = dict[str, Any]
 SHOWN = 60  # characters of a row that a message quotes
-# Keys of a message of the assistant that say whether it trains: of OpenAI, of verl, and of axolotl and others.
+# Keys of a message of the assistant that say how much it trains: of OpenAI, of verl, and of axolotl and others.
 MARKS = ("weight", "loss_mask", "train", "loss", "trainable")
 # Why a conversation has nothing to train on.
 REWRITTEN = (
@@ -32,10 +33,11 @@ NO_THOUGHT = re.compile(r"<(\w+)>\s*</\1>\s*")  # as templates of thinking model
 
 
 class Turn(NamedTuple):
-    """A turn of the assistant in the render of a conversation: the characters [start, end)."""
+    """A turn of the assistant in the render of a conversation: the characters [start, end), and what a token counts."""
 
     start: int
     end: int
+    weight: float = 1.0
 
 
 def answers(
@@ -76,7 +78,8 @@ def answers(
     question = max((number for number, message in enumerate(messages) if message["role"] == "user"), default=-1)
     turns: list[Turn | str] = []
     for number in asked(messages):
-        if number < first or not is_trained(messages[number]):
+        weight = weight_of(messages[number])
+        if number < first or not weight:
             turns.append(EARLIER if number < first else MARKED)
             continue
         prompt = begun[1] if begun is not None and number == begun[0] else render(messages[:number], True)
@@ -86,7 +89,7 @@ def answers(
             turn = alone[len(prompt) :]
             turn = turn[: chat.length(turn)]
             forms = [(prompt, turn), *_without_thought(prompt, turn)] if number > question else [(prompt, turn)]
-        places = [Turn(len(start), len(start + turn)) for start, turn in forms if text.startswith(start + turn)]
+        places = [Turn(len(start), len(start + turn), weight) for start, turn in forms if text.startswith(start + turn)]
         turns.append(places[0] if places else REWRITES)
     able = [number for number, turn in enumerate(turns) if turn not in (EARLIER, MARKED)]
     for number in able[:-1] if last else ():
@@ -115,8 +118,13 @@ def join(question: list[Message], answer: list[Message]) -> tuple[list[Message],
     return question, [{**start, **answer[0], "content": "".join(contents)}, *answer[1:]], start
 
 
-def check_turns(turns: Sequence[Turn | str], messages: Messages, chat: ChatTemplate) -> tuple[list[Turn], list[str]]:
+def check_turns(
+    turns: Sequence[Turn | str], messages: Messages, chat: ChatTemplate, scored: bool = False
+) -> tuple[list[Turn], list[str]]:
     """The turns that train, of those that `answers` gives, and what becomes of each; see `FATES`.
+
+    Args:
+        scored: the model is trained on a score of the whole conversation.
 
     Raises:
         ValueError: the conversation cannot train.
@@ -127,6 +135,11 @@ def check_turns(turns: Sequence[Turn | str], messages: Messages, chat: ChatTempl
         question = next((str(message["content"]) for message in messages if message["role"] == "user"), "")
         problem = REWRITTEN + chat.cure if REWRITES in turns else NO_ANSWER
         raise ValueError(f"data.template={chat.name}: in the conversation that begins {question[:SHOWN]!r} {problem}")
+    if scored and any(turn.weight != 1 for turn in places):
+        raise ValueError(
+            f"a message of the assistant has a weight ({', '.join(MARKS)}) that is not 0 or 1, and a score is of the "
+            "whole row; remove it, or give the row a weight: algorithm.source.weight"
+        )
     return places, [TRAINED if isinstance(turn, Turn) else turn for turn in turns]
 
 
@@ -163,30 +176,34 @@ def explain(counts: Sequence[int]) -> str | None:
     return "; ".join([f"{trained:,} of {sum(counts):,} answers of the assistant are in the loss", *causes])
 
 
-def is_trained(message: Mapping[str, Any]) -> bool:
-    """Whether a message of the assistant trains: 0 or false in one of `MARKS` takes it out.
+def weight_of(message: Mapping[str, Any]) -> float:
+    """What a token of a message of the assistant counts in the loss: the number in one of `MARKS`; 0 takes it out.
+
+    Several marks are multiplied.
 
     Raises:
-        ValueError: a mark has another value than 0, 1, true or false, or two of them differ.
+        ValueError: a mark is no number from 0 on, true or false, or one takes the message out and another does not.
     """
     marks = {name: message[name] for name in MARKS if name in message}
     shown = ", ".join(f"{name}={value!r:.20}" for name, value in marks.items())
-    if any(value not in (0, 1) for value in marks.values()):
+    if not all(isinstance(value, int | float) and 0 <= value < math.inf for value in marks.values()):
         raise ValueError(
-            f"a message of the assistant has {shown}: a mark is 0 or false, which takes it out, or 1 or true"
+            f"a message of the assistant has {shown}: a mark is 0 or false, which takes it out, true, or the weight of "
+            "its tokens in the loss, such as 1 or 0.5"
         )
     if len(set(map(bool, marks.values()))) > 1:
         raise ValueError(f"a message of the assistant has {shown}, which differ; keep one of the marks")
-    return all(marks.values())
+    return float(math.prod(marks.values()))
 
 
-def check_unmarked(messages: Messages) -> None:
-    """Raises ValueError where a message of the assistant is marked as one that does not train, and all tokens do."""
-    if not all(is_trained(message) for message in messages if message["role"] == "assistant"):
-        raise ValueError(
-            "data.train_on=all trains every token, and an answer of this row is marked as one that does not train "
-            f"({', '.join(MARKS)}); set data.train_on=assistant, or remove the mark"
-        )
+def check_unmarked(messages: Messages, why: str) -> None:
+    """Raises ValueError where a message of the assistant has another weight than 1.
+
+    Args:
+        why: no message can have one, for the error.
+    """
+    if any(weight_of(message) != 1 for message in messages if message["role"] == "assistant"):
+        raise ValueError(f"{why}, and an answer of this row is marked ({', '.join(MARKS)}); remove the mark")
 
 
 def conversation(value: Any, what: str) -> list[dict[str, Any]]:

@@ -8,9 +8,9 @@ from typing import Any
 from tensordict import TensorDict
 
 from rft.batch.collate import collate
-from rft.batch.columns import SOURCE_COLUMNS
+from rft.batch.columns import GIVEN_COLUMNS
 from rft.data.base import CheckContext, SourceContext, SourceFacts
-from rft.data.given.supervised import DatasetSource, supervised_row
+from rft.data.given.supervised import DatasetSource, given_facts, supervised_row
 from rft.data.rows.lazy import Row, located
 from rft.data.rows.stream import StreamedRows
 from rft.metrics import Metrics
@@ -26,10 +26,13 @@ class PairSource(DatasetSource):
         context: the context of the stage; `prompts` is the number of pairs of a step.
         chosen, rejected: the fields that hold the two responses.
         margin: the field with a number that states how much better the chosen response is, or null.
+        weight: the field with a number from 0 on that says what a pair counts in the loss beside the others, or null.
     """
 
-    def __init__(self, context: SourceContext, *, chosen: str, rejected: str, margin: str | None) -> None:
-        super().__init__(context, response=chosen)
+    def __init__(
+        self, context: SourceContext, *, chosen: str, rejected: str, margin: str | None, weight: str | None = None
+    ) -> None:
+        super().__init__(context, response=chosen, weight=weight)
         self._rejected = rejected
         self._margin = margin
 
@@ -37,11 +40,9 @@ class PairSource(DatasetSource):
     def facts(cls, options: Mapping[str, Any]) -> SourceFacts:
         """See `Source.facts`."""
         margin = options["margin"]
-        return SourceFacts(
-            writes=(*SOURCE_COLUMNS, "chosen", *(("margin",) if margin is not None else ())),
-            fields=("prompt", options["chosen"], options["rejected"], *((margin,) if margin is not None else ())),
-            sampled="never",
-        )
+        writes = (*GIVEN_COLUMNS, "chosen", *(("margin",) if margin is not None else ()))
+        fields = ("prompt", options["chosen"], options["rejected"], *((margin,) if margin is not None else ()))
+        return given_facts(options, fields, writes)
 
     @classmethod
     def check(cls, options: Mapping[str, Any], context: CheckContext) -> None:
@@ -70,13 +71,14 @@ class LabelledSource(DatasetSource):
         context: the context of the stage; `prompts` is the number of responses of a step.
         response: the field that holds the response.
         label: the field that is true if the response is good.
+        weight: as of `DatasetSource`.
 
     Raises:
         ValueError: all rows of the data set have one prompt.
     """
 
-    def __init__(self, context: SourceContext, *, response: str, label: str) -> None:
-        super().__init__(context, response=response)
+    def __init__(self, context: SourceContext, *, response: str, label: str, weight: str | None = None) -> None:
+        super().__init__(context, response=response, weight=weight)
         self._label = label
         rows = context.rows
         if not isinstance(rows, StreamedRows) and all(row["prompt"] == rows[0]["prompt"] for row in rows):
@@ -86,7 +88,7 @@ class LabelledSource(DatasetSource):
     def facts(cls, options: Mapping[str, Any]) -> SourceFacts:
         """See `Source.facts`."""
         fields = ("prompt", options["response"], options["label"])
-        return SourceFacts((*SOURCE_COLUMNS, "label", "mismatched"), fields, sampled="never")
+        return given_facts(options, fields, (*GIVEN_COLUMNS, "label", "mismatched"))
 
     @classmethod
     def check(cls, options: Mapping[str, Any], context: CheckContext) -> None:
@@ -108,7 +110,7 @@ class LabelledSource(DatasetSource):
                 following = (taken[(place + more) % len(taken)][1] for more in range(1, len(taken)))
                 response = self._of_another_prompt(row, following, own)[self._response]
                 mismatched = supervised_row(self._encoder, position, row, response, "truncate")
-                rows += [labelled, mismatched | {"label": labelled["label"], "mismatched": True}]
+                rows += [labelled, labelled | mismatched | {"mismatched": True}]
         return collate(rows)
 
     def texts(self, position: int, row: dict[str, Any]) -> list[dict[str, Any]]:

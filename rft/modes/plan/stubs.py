@@ -12,7 +12,7 @@ from rft.algorithm.roles import POLICY
 from rft.batch.encoded import EncodedText
 from rft.batch.scores import Scores, Scoring, ScoringAtEnd
 from rft.batch.thoughts import PromptThoughts
-from rft.data.encode.encoder import Encoder
+from rft.data.encode.encoder import Encoder, Example
 from rft.data.encode.truncation import Overlong
 from rft.rollout.engine.base import Completion, Engine, OnCompletion, Request
 from rft.rollout.engine.sampling import Sampling
@@ -69,10 +69,10 @@ class StubEncoder(Encoder):
         """See `Encoder.prompts`."""
         return [EncodedText([0] * self.prompt_tokens)] * len(rows)
 
-    def example(self, row: Mapping[str, Any], overlong: Overlong | None = None) -> tuple[EncodedText, list[bool]]:
+    def example(self, row: Mapping[str, Any], overlong: Overlong | None = None) -> Example:
         """See `Encoder.example`."""
-        trains = [False] * self.prompt_tokens + [True] * self.answer_tokens
-        return EncodedText([0] * len(trains)), trains
+        weights = [0.0] * self.prompt_tokens + [1.0] * self.answer_tokens
+        return EncodedText([0] * len(weights)), weights
 
     def steps(self, row: Mapping[str, Any], steps: Sequence[str], separator: str) -> tuple[EncodedText, list[int]]:
         """See `Encoder.steps`: one step."""

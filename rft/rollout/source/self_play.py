@@ -6,7 +6,7 @@ from typing import Any
 from tensordict import TensorDict
 
 from rft.batch.collate import collate
-from rft.batch.columns import SOURCE_COLUMNS
+from rft.batch.columns import GIVEN_COLUMNS
 from rft.batch.trajectory import Finish, Segment, Trajectory, to_row
 from rft.data.base import GivenTexts, SourceFacts
 from rft.data.given.supervised import DatasetSource
@@ -34,7 +34,7 @@ class SelfPlaySource(DatasetSource):
     def facts(cls, options: Mapping[str, Any]) -> SourceFacts:
         """See `Source.facts`."""
         return SourceFacts(
-            writes=(*SOURCE_COLUMNS, "chosen"),
+            writes=(*GIVEN_COLUMNS, "chosen"),
             fields=("prompt", options["response"]),
             sampled="always",
             given=GivenTexts(DatasetSource, options),
@@ -60,5 +60,7 @@ class SelfPlaySource(DatasetSource):
                 segments = [Segment(prompt, trains=False), Segment(completion.tokens, trains=True)]
                 sampled = Trajectory(segments, Finish(completion.finish_reason, completion.text), row)
                 pairs.append(given | {"unit": unit, "chosen": True})
-                pairs.append(to_row(sampled, group=position, unit=unit) | {"chosen": False})
+                rejected = to_row(sampled, group=position, unit=unit)
+                weights = rejected["response_mask"].float()  # the chosen row has them
+                pairs.append(rejected | {"token_weights": weights, "chosen": False})
         return collate(pairs)

@@ -81,7 +81,7 @@ EQUIVALENT = [n for n, (kind, _, _) in NODES.items() if kind == "loss" and equiv
 
 @pytest.mark.parametrize("aggregation", [name for name, (kind, _, _) in NODES.items() if kind == "aggregation"])
 def test_losses_are_one_on_policy(aggregation):
-    weights = built(aggregation)[0](KEEP, GROUP, all_sum=alone).double()
+    weights = built(aggregation)[0](KEEP, GROUP, rows=KEEP.any(1), all_sum=alone).double()
 
     def gradient(plugin):
         rows = prepared(plugin, "loss", sample_for(plugin, "loss", on_policy=True))

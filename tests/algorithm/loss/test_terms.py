@@ -105,7 +105,7 @@ def test_echo_is_the_mean_over_observed_tokens():
     logprobs = (LOGPROBS - 8).requires_grad_()
     losses, statistics = echo(logprobs, batch)
     assert losses.tolist() == [1, 1, 1, 0] and statistics == {}
-    total = losses * unit_weights(KEEP, all_sum=alone)
+    total = losses * unit_weights(KEEP.any(1), all_sum=alone)
     assert total.sum().item() == pytest.approx(1.0)
     expected = torch.where(observed & KEEP.any(1, keepdim=True), -1 / 3, 0.0).double()
     torch.testing.assert_close(gradient_of(total, logprobs), expected, rtol=0, atol=1e-7)

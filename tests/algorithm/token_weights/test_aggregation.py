@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from rft.algorithm import AGGREGATIONS
-from rft.algorithm.token_weights.aggregation import group_mean, unit_weights
+from rft.algorithm.token_weights.aggregation import counted, group_mean, tokens_of_rows, unit_weights
 
 KEEP = torch.tensor([[0, 1, 0, 0], [0, 1, 1, 1], [0, 0, 0, 0], [0, 1, 0, 1], [0, 0, 0, 0]], dtype=torch.bool)
 GROUP = torch.tensor([5, 5, 2, 2, 9])
@@ -24,7 +25,12 @@ def alone(tensor):
 
 
 def build(name):
-    return AGGREGATIONS.build({"name": name, **OPTIONS.get(name, {})}, "aggregation")
+    plugin = AGGREGATIONS.build({"name": name, **OPTIONS.get(name, {})}, "aggregation")
+
+    def weights(keep, group, rows=None, all_sum=alone):
+        return plugin(keep, group, rows=keep.any(1) if rows is None else rows, all_sum=all_sum)
+
+    return weights
 
 
 def test_every_aggregation_is_worked_by_hand():
@@ -54,8 +60,47 @@ def test_nothing_trained_weighs_nothing(name):
 
 
 def test_unit_weights_by_hand():
-    torch.testing.assert_close(unit_weights(KEEP, all_sum=alone), torch.tensor([1 / 3, 1 / 3, 0, 1 / 3, 0]))
-    assert not unit_weights(torch.zeros_like(KEEP), all_sum=alone).any()
+    torch.testing.assert_close(unit_weights(KEEP.any(1), all_sum=alone), torch.tensor([1 / 3, 1 / 3, 0, 1 / 3, 0]))
+    assert not unit_weights(torch.zeros(5, dtype=torch.bool), all_sum=alone).any()
+
+
+WEIGHTED = {  # tokens of the rows weigh [2], [1/2, 1, 1/2] and [1, 0], the rows 1, 3 and 1/2, so 2, 6 and 1/2 together
+    "token_mean": [[2 / 8.5], [1.5 / 8.5, 3 / 8.5, 1.5 / 8.5], [0.5 / 8.5, 0]],
+    "seq_mean_token_mean": [[1 / 4.5], [3 / 18, 3 / 9, 3 / 18], [0.5 / 4.5, 0]],
+    "seq_mean_token_sum": [[2 / 4.5], [1.5 / 4.5, 3 / 4.5, 1.5 / 4.5], [0.5 / 4.5, 0]],
+    "seq_mean_token_sum_norm": [[2 / 36], [1.5 / 36, 3 / 36, 1.5 / 36], [0.5 / 36, 0]],
+    "group_mean": [[2 / 16], [1.5 / 16, 3 / 16, 1.5 / 16], [0.5 / 1, 0]],
+    "token_sum": [[2], [1.5, 3, 1.5], [0.5, 0]],
+}
+
+
+@pytest.mark.parametrize("name", sorted(BY_ROW))
+def test_weights_of_tokens_and_rows_by_hand(name):
+    batch = TensorDict(
+        loss_mask=KEEP,
+        token_weights=torch.tensor([[9, 2, 9, 9], [9, 0.5, 1, 0.5], [9, 9, 9, 9], [9, 1, 9, 0], [9, 9, 9, 9]]),
+        row_weights=torch.tensor([1, 3, 7, 0.5, 7]),
+        batch_size=5,
+    )
+    keep, rows = counted(batch)
+    expected = torch.zeros(5, 4)
+    for row, numbers in zip((0, 1, 3), WEIGHTED[name], strict=True):
+        expected[row, KEEP[row]] = torch.tensor(numbers, dtype=torch.float32)
+    found = build(name)(keep, GROUP, rows)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(unit_weights(rows, all_sum=alone), torch.tensor([1, 3, 0, 0.5, 0]) / 4.5)
+    torch.testing.assert_close(tokens_of_rows(batch), torch.tensor([2.0, 2, 0, 1, 0]))
+
+
+@pytest.mark.parametrize("name", sorted(BY_ROW))
+def test_weights_of_one_change_no_bit(name):
+    keep = torch.rand(64, 50, generator=torch.Generator().manual_seed(0)) < 0.6
+    group, ones = torch.arange(64) // 3, {"token_weights": torch.ones(64, 50), "row_weights": torch.ones(64)}
+    keep, rows = counted(TensorDict({"loss_mask": keep}, batch_size=64))
+    weighted, heavy = counted(TensorDict({"loss_mask": keep, **ones}, batch_size=64))
+    assert torch.equal(build(name)(weighted, group, heavy), build(name)(keep, group, rows))
+    assert torch.equal(unit_weights(heavy, all_sum=alone), unit_weights(rows, all_sum=alone))
 
 
 def test_groups_of_other_ranks_may_bear_the_same_number():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rft.batch.columns import SOURCE_COLUMNS, fields
+from rft.batch.columns import GIVEN_COLUMNS, fields
 from rft.data.base import GivenTexts, given_texts
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.tokenizer import characters
@@ -42,7 +42,7 @@ def texts(batch):
 
 def test_a_pair_is_two_rows_of_one_unit_the_chosen_first(ranks):
     [batch] = ranks(1, lambda world: pairs(world).next(Metrics()))
-    assert set(batch.keys()) == {*SOURCE_COLUMNS, "chosen"} == set(PairSource.facts(PAIR).writes)
+    assert set(batch.keys()) == {*GIVEN_COLUMNS, "chosen"} == set(PairSource.facts(PAIR).writes)
     order = RowSampler(range(9), 2).take(4)
     positions = [position for position, _ in order for _ in range(2)]
     assert batch["group"].tolist() == batch["unit"].tolist() == positions
@@ -82,7 +82,7 @@ def test_a_margin_that_nothing_reads_is_refused():
 
 def test_a_labelled_row_is_followed_by_the_next_response_behind_its_prompt(ranks):
     [batch] = ranks(1, lambda world: labelled(world).next(Metrics()))
-    assert set(batch.keys()) == {*SOURCE_COLUMNS, "label", "mismatched"} == set(LabelledSource.facts(LABELLED).writes)
+    assert set(batch.keys()) == {*GIVEN_COLUMNS, "label", "mismatched"} == set(LabelledSource.facts(LABELLED).writes)
     assert batch["mismatched"].tolist() == [False, True] * 4
     order = [place for _, place in RowSampler(range(9), 2).take(4)]
     found = texts(batch)

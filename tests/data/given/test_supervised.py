@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rft.batch.columns import SOURCE_COLUMNS, fields
+from rft.batch.columns import GIVEN_COLUMNS, fields
 from rft.data.base import GivenTexts, given_texts
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.tokenizer import characters
@@ -24,7 +24,7 @@ def source(world, prompts=4):
 
 def test_a_batch_holds_the_named_response_and_the_end_token(ranks):
     [batch] = ranks(1, lambda world: source(world).next(Metrics()))
-    assert set(batch.keys()) == set(SOURCE_COLUMNS) == set(DatasetSource.facts({"response": "shown"}).writes)
+    assert set(batch.keys()) == set(GIVEN_COLUMNS) == set(DatasetSource.facts({"response": "shown"}).writes)
     order = RowSampler(range(9), 2).take(4)
     assert batch["group"].tolist() == batch["unit"].tolist() == [position for position, _ in order]
     assert not batch["truncated"].any()

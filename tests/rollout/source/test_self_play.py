@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rft.batch.columns import SOURCE_COLUMNS, fields
+from rft.batch.columns import GIVEN_COLUMNS, fields
 from rft.data.base import GivenTexts
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.tokenizer import characters
@@ -53,7 +53,7 @@ def told(batch):
 @pytest.mark.parametrize("samples", [1, 2])
 def test_a_pair_is_the_given_answer_and_one_that_is_sampled(samples, ranks):
     [batch] = ranks(1, lambda world: source(world, samples).next(Metrics()))
-    assert set(batch.keys()) == {*SOURCE_COLUMNS, "chosen"} == set(FACTS.writes)
+    assert set(batch.keys()) == {*GIVEN_COLUMNS, "chosen"} == set(FACTS.writes)
     assert batch["chosen"].tolist() == [True, False] * 4 * samples
     assert batch["truncated"].tolist() == [False, True] * 4 * samples
     found, order = told(batch), RowSampler(range(9), 2).take(4)
