@@ -47,7 +47,7 @@ def test_answers_train_with_their_weights(chats, tmp_path):
     for number, weights in enumerate(((1, 0), (0, 1), (0.5, 1))):
         for messages in rows:
             for message, weight in zip(messages[1::2], weights, strict=True):
-                message["weight"] = weight
+                message |= {"weight": weight, "content": message["content"][-1]}  # one character
         # the weight of the row is 2, or 1 where its first question is even
         lines = [{"messages": row, "quality": 1 + int(row[0]["content"]) % 2} for row in rows]
         for quality in (None, "quality"):
