@@ -68,12 +68,13 @@ def answers(
         `CAUSES`.
 
     Raises:
-        ValueError: a mark has an unknown value.
+        ValueError: a mark has an unknown value, or the template leaves out the calls of an answer.
     """
 
     def render(some: Messages, answering: bool) -> str:
         return chat.render(some, tools, answering)
 
+    chat.check_calls(messages)
     text = render(messages, False)
     question = max((number for number, message in enumerate(messages) if message["role"] == "user"), default=-1)
     turns: list[Turn | str] = []

@@ -2,11 +2,11 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from jinja2 import TemplateError, meta
 from jinja2.ext import loopcontrols
@@ -60,6 +60,7 @@ class ChatTemplate:
         self.name = name
         self._end_text = ""  # of the token `end`
         self._open_ends: dict[bool, str] = {}  # marks that end answers, and answers that call tools; see `_mark_behind`
+        self._probes = False  # calls are rendered as they are
         self._wraps = False  # a text is rendered as the part {type: text, text: ...}: the template takes no other
         self.arguments: dict[str, Any] = {}
         self.tokenizer = tokenizer
@@ -119,7 +120,7 @@ class ChatTemplate:
         try:
             text = str(
                 self.tokenizer.apply_chat_template(
-                    [self._wrapped(self._without_end(message)) for message in messages],
+                    [self._wrapped(self._without_end(self._with_calls(message))) for message in messages],
                     tools=tools,
                     add_generation_prompt=answering and not continued,
                     continue_final_message=continued,
@@ -227,6 +228,44 @@ class ChatTemplate:
             return message
         return {**message, "content": content.removesuffix(self._end_text)}
 
+    def check_calls(self, messages: Messages) -> None:
+        """Raises ValueError where messages have calls of tools and the template leaves them out."""
+        if any(message.get("tool_calls") for message in messages) and self._call_form == "none":
+            raise ValueError(
+                f"data.template={self.name} does not write calls of tools, and a message of the assistant has "
+                "tool_calls; choose a template that writes them, such as chatml, or write the calls as content"
+            )
+
+    def _with_calls(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The message with the arguments of its calls as the template takes them: objects, or their JSON texts.
+
+        Raises:
+            ValueError: arguments are no JSON object.
+        """
+        calls = message.get("tool_calls")
+        if not calls or self._probes:
+            return message
+        form = _as_text if self._call_form == "text" else _as_object
+        return {**message, "tool_calls": [_with_arguments(call, form) for call in calls]}
+
+    @cached_property
+    def _call_form(self) -> Literal["object", "text", "none"]:
+        """How the template takes the arguments of a call: as an object; as a JSON text, where it writes an object as
+        Python does, or not at all; "none" where it leaves out calls."""
+        self._probes, found = True, {}
+        for form, arguments in (("object", {"x": "value"}), ("text", '{"x": "value"}')):
+            call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": arguments}}
+            try:
+                found[form] = self.render([QUESTION, {**CALL, "tool_calls": [call]}], None, False)
+            except ValueError:
+                continue
+        self._probes = False
+        if "value" in found.get("object", "") and "{'x'" not in found["object"]:
+            return "object"
+        if "value" in found.get("text", ""):
+            return "text"
+        return "none" if found else "object"  # a template that renders neither says why
+
     def _wrapped(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         content = message.get("content")
         wraps = self._wraps and isinstance(content, str)
@@ -261,6 +300,41 @@ class ChatTemplate:
     def _tail(self) -> str:
         """The text that the template adds after the last answer."""
         return self.render([QUESTION, ANSWER], None, False).rpartition("answer")[2]
+
+
+def _with_arguments(call: Mapping[str, Any], form: Callable[[Any, str], Any]) -> Mapping[str, Any]:
+    """A call, also one without the key `function`, with its arguments in a form."""
+    if not isinstance(call, Mapping):
+        raise ValueError(
+            f"a call of a tool is {call!r:.60}; expected {{type: function, function: {{name, arguments}}}}"
+        )
+    function = call.get("function", call)
+    function = {**function, "arguments": form(function.get("arguments"), str(function.get("name")))}
+    return {**call, "function": function} if "function" in call else function
+
+
+def _as_object(arguments: Any, name: str) -> Any:
+    """The arguments of a call as an object. OpenAI's format has a JSON text.
+
+    Raises:
+        ValueError: a text is no JSON object.
+    """
+    if arguments is None or arguments == "":
+        return {}
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        found = json.loads(arguments)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the arguments of a call of {name} are no JSON ({error}): {arguments!r:.60}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"the arguments of a call of {name} are no JSON object: {arguments!r:.60}")
+    return found
+
+
+def _as_text(arguments: Any, name: str) -> str:
+    """The arguments of a call as a JSON text."""
+    return arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
 
 
 def _variables(tokenizer: "PreTrainedTokenizerBase") -> set[str]:

@@ -5,13 +5,12 @@ what it writes behind an answer of any dialogue, unless it depends on earlier me
 for each sequence of roles, on conversations of several kinds.
 """
 
-import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 from rft.batch.encoded import EncodedText
 from rft.data.encode.encoder import Encoder
@@ -21,7 +20,6 @@ from rft.data.encode.templates import PROBE
 
 Message = dict[str, Any]
 Tools = list[dict[str, Any]] | None
-CallForm = Literal["mapping", "json", "none"]  # the arguments of a call: a mapping or JSON; "none": no calls in answers
 MARK = "qZanswerZq"  # stands for an answer
 THOUGHT = {"reasoning_content": "thought", "thinking": "thought"}
 
@@ -63,12 +61,12 @@ class Seam:
         start: the token with which it begins behind an answer without an end token; "" if it is the whole text; None if
             it is unknown.
         behind: by the id of an end token that the answer has, the token behind which it begins.
-        form: how the calls of the answer are rendered, if a message is the result of a call.
+        calls: the template writes the calls of the answer, and a message is the result of one.
     """
 
     start: str | None
     behind: dict[int, str]
-    form: CallForm
+    calls: bool
 
 
 class TurnTemplate:
@@ -138,7 +136,7 @@ class TurnTemplate:
         if self._encoder.chat is None:
             return self._encoder.continued([self._encoder.render(messages, None, True)], end)[0]
         seam = self._seam(tuple(message["role"] for message in messages), bool(tools or self._encoder.tools))
-        rich = self._behind([USER], _answer(messages, seam.form), messages)  # tools change nothing behind the marker
+        rich = self._behind([USER], _answer(messages, seam.calls), messages)  # tools change nothing behind the marker
         assert rich is not None
         text, token = rich.text, self._added.get(end) if end is not None else None
         if end in seam.behind:
@@ -174,39 +172,39 @@ class TurnTemplate:
 
     def _find_seam(self, roles: tuple[str, ...], with_tools: bool) -> Seam:
         messages = _with_ids([_say(role, f"qZmessage{number}Zq") for number, role in enumerate(roles)], name="f")
-        form, text = self._first_rendered(messages, ("mapping", "json", "none") if "tool" in roles else ("none",))
+        calls, text = self._first_rendered(messages, (True, False) if "tool" in roles else (False,))
         for message in messages:
             if message["content"] not in text:
                 raise self._ignored(message)
-        if any(other != text for other in self._other_texts(messages, form, [PROBE] if with_tools else None)):
+        if any(other != text for other in self._other_texts(messages, calls, [PROBE] if with_tools else None)):
             raise NoSuffix(f"{', '.join(roles)}: the template writes something else behind other conversations")
         closing = self._token.findall(text[: text.index(messages[0]["content"])])
         behind = {token: shown for token, shown in self._added.items() if shown in closing}
-        if form != "none":
+        if calls:
             usual = self._first_token([USER])
-            return Seam(usual if usual in closing else None, behind, form)
+            return Seam(usual if usual in closing else None, behind, calls)
         last = self._first_token([])
         if last not in closing and closing[:1] == [self._first_token([ANSWER])]:
             # the template ends the last answer with another token than earlier ones
             behind |= {token: closing[0] for token, shown in self._added.items() if shown == last}
-        return Seam("", behind, form)
+        return Seam("", behind, calls)
 
     def _first_token(self, messages: list[Message]) -> str | None:
         """The first added token that the template writes behind an answer that is a text, if there is one."""
         try:
-            found = self._behind([USER], _answer([], "none"), messages)
+            found = self._behind([USER], _answer([], False), messages)
         except ValueError:
             return None
         token = found and self._token.search(found.text)
         return token[0] if token else None
 
-    def _first_rendered(self, messages: list[Message], forms: Sequence[CallForm]) -> tuple[CallForm, str]:
-        """The first form of calls that the template renders, and what it writes behind the marker."""
+    def _first_rendered(self, messages: list[Message], tried: Sequence[bool]) -> tuple[bool, str]:
+        """Whether the answer that the template renders has calls, and what it writes behind the marker."""
         refusal = None
-        for form in forms:
+        for calls in tried:
             try:
-                if found := self._behind([USER], _answer(messages, form), messages):
-                    return form, found.text
+                if found := self._behind([USER], _answer(messages, calls), messages):
+                    return calls, found.text
             except ValueError as error:
                 refusal = error
         if refusal is not None:
@@ -220,13 +218,13 @@ class TurnTemplate:
             "choose a template that does"
         )
 
-    def _other_texts(self, messages: list[Message], form: CallForm, tools: Tools) -> Iterator[str]:
+    def _other_texts(self, messages: list[Message], calls: bool, tools: Tools) -> Iterator[str]:
         """What the template writes behind the marker in other conversations, where it renders them."""
         [result] = _with_ids([_say("tool")], name="f")
-        called = [[USER, _answer([result], given, "text"), result] for given in ("mapping", "json")]
-        histories = [[USER], [USER, ANSWER, USER], [_say("system"), USER], [USER, ANSWER | THOUGHT, USER], *called]
-        histories += [[*history, ANSWER, USER] for history in called]
-        answer = _answer(messages, form)
+        called = [USER, _answer([result], True, "text"), result]
+        histories = [[USER], [USER, ANSWER, USER], [_say("system"), USER], [USER, ANSWER | THOUGHT, USER], called]
+        histories.append([*called, ANSWER, USER])
+        answer = _answer(messages, calls)
         for history, last, given in product(histories, (answer, answer | THOUGHT), (None, tools)):
             try:
                 if found := self._behind(history, last, messages, given):
@@ -256,15 +254,15 @@ def _with_ids(messages: list[Message], **named: str) -> list[Message]:
     ]
 
 
-def _answer(messages: list[Message], form: CallForm, ends: str = MARK) -> Message:
+def _answer(messages: list[Message], calls: bool, ends: str = MARK) -> Message:
     """An answer before the messages: a text, or the calls whose results they are. It ends with `ends`, as far as the
     template lets it: in the last argument of the last call."""
     results = [message for message in messages if message["role"] == "tool"]
-    if form == "none" or not results:
+    if not calls or not results:
         return _say("assistant", ends)
-    calls = []
+    made = []
     for number, result in enumerate(results, 1):
         given = {"x": ends if number == len(results) else "value"}
-        function = {"name": result.get("name", "f"), "arguments": json.dumps(given) if form == "json" else given}
-        calls.append({"id": result["tool_call_id"], "type": "function", "function": function})
-    return _say("assistant", "", tool_calls=calls)
+        function = {"name": result.get("name", "f"), "arguments": given}
+        made.append({"id": result["tool_call_id"], "type": "function", "function": function})
+    return _say("assistant", "", tool_calls=made)

@@ -1,5 +1,7 @@
 """Templates that are built in write what the models read that they are called after."""
 
+import json
+import re
 from itertools import compress
 
 import pytest
@@ -7,7 +9,7 @@ import pytest
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.templates import FOLDER, ChatTemplate
 from tests.data import chat_texts as chats
-from tests.data.encode.test_masks import CALLING, LED, SCHEMA, SYSTEM, THINKING, TWO, tokenizer, trained, user
+from tests.data.encode.test_masks import CALLING, LED, SCHEMA, SYSTEM, THINKING, TWO, said, tokenizer, trained, user
 
 BUILT_IN = {"chatml": chats.CHATML, "llama3": chats.LLAMA3, "mistral": chats.MISTRAL, "gemma": chats.GEMMA}
 
@@ -46,13 +48,13 @@ def test_an_answer_without_an_end_of_its_own_ends_with_the_mark_of_the_next_mess
     made.add_special_tokens({"additional_special_tokens": ["<|user|>", "<|assistant|>", "<|tool|>"]})
     made.chat_template = (
         "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
-        "{% for call in message.tool_calls or [] %}({{ call.function.name }}){% endfor %}{% endfor %}"
+        "{% for call in message.tool_calls or [] %}({{ call.function.arguments | tojson }}){% endfor %}{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
     encoder = Encoder(made, "chat", None)
     assert encoder.end == made.convert_tokens_to_ids("<|user|>")
     assert trained(encoder, {"response": [*CALLING, *TWO[2:]]}) == [
-        "(add)<|tool|>",
+        '({"a": 2, "b": 2})<|tool|>',
         "It is 4.<|user|>",
         "It is 6.<|user|>",
     ]
@@ -175,3 +177,33 @@ def test_an_argument_that_the_template_does_not_read_is_refused(tmp_path):
     (tmp_path / "mine.jinja").write_text(marked + "{% if loud %}!{% endif %}{{ eos_token }}")
     encoder = Encoder(made, str(tmp_path / "mine.jinja"), None, arguments={"loud": True, "style": "y"})
     assert made.decode(encoder.prompt({"prompt": TWO[:1]})) == f"{TWO[0]['content']}y!<|im_end|>"
+
+
+@pytest.mark.parametrize("template", [chats.QWEN3, chats.DEEPSEEK, chats.HARMONY])
+def test_arguments_of_a_call_are_an_object_or_its_json_text(template):
+    """OpenAI's format has the text. The template of DeepSeek takes texts alone, the others write an object."""
+    encoder = Encoder(tokenizer(template), "chat", None)
+    given = {"x": ["é", {"y": None}], "n": 1.5}
+    whole = [
+        trained(encoder, {"response": calling(arguments)})
+        for arguments in (given, json.dumps(given, ensure_ascii=False))
+    ]
+    assert whole[0] == whole[1] and '{"x": ["é", {"y": null}], "n": 1.5}' in whole[0][0]
+    assert trained(encoder, {"response": calling(None)}) == trained(encoder, {"response": calling({})})
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "3"])
+def test_arguments_that_are_no_json_object_are_refused(text):
+    with pytest.raises(ValueError, match=rf"the arguments of a call of f are no JSON.*{re.escape(repr(text))}"):
+        Encoder(tokenizer(chats.QWEN3), "chat", None).example({"response": calling(text)})
+
+
+def test_calls_that_the_template_leaves_out_are_refused():
+    encoder = Encoder(tokenizer(chats.ZEPHYR), "chat", None)
+    with pytest.raises(ValueError, match=r"^data\.template=chat does not write calls of tools, and a message"):
+        encoder.example({"response": calling({})})
+
+
+def calling(arguments):
+    call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return [TWO[0], said("", tool_calls=[call]), {"role": "tool", "content": "4"}, TWO[1]]
