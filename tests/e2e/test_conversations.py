@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from rft.distributed import stop
 from rft.modes.plan.job import PlanJob
@@ -31,13 +31,18 @@ def chats(tiny, tmp_path):
     return config
 
 
-def test_conversations_train_and_the_checkpoint_has_the_template(chats, tmp_path):
+def test_conversations_train_and_the_checkpoint_has_the_template_and_its_ends(chats, tmp_path):
+    template = CHAT.replace("(eos_token", "((unk_token if m.tool_calls else eos_token)")
+    (tmp_path / "chat.jinja").write_text(template)
     Job(chats).fit("")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss/nll"] for line in lines if "loss/nll" in line]
     assert len(losses) == 2 and losses[1] < losses[0]
     [saved] = (tmp_path / "run" / "checkpoints").glob("step_*/**/tokenizer_config.json")
-    assert AutoTokenizer.from_pretrained(saved.parent).chat_template == CHAT
+    tokenizer = AutoTokenizer.from_pretrained(saved.parent)
+    assert tokenizer.chat_template == template
+    ends = GenerationConfig.from_pretrained(saved.parent).eos_token_id
+    assert tokenizer.convert_ids_to_tokens(ends) == ["<eos>", "<unk>"]
 
 
 def test_conversations_have_no_prompts_to_be_too_long(chats):

@@ -50,6 +50,31 @@ def test_a_score_is_read_at_the_token_that_was_trained(name):
     assert ids[-1] == encoder.end and trains[-1]
 
 
+def test_turns_that_call_tools_end_with_the_tokens_that_the_vendors_name():
+    """Those of the models' own generation configs, beside the end of a plain answer."""
+    found = {name: trl.tokenizer(name).convert_ids_to_tokens(trl.encoder(name).ends[1:]) for name in trl.NAMES}
+    gemma = ["diffusion_gemma", "diffusion_gemma_training", "gemma4", "gemma4_v3", "gemma4_v4", "gemma4_v5"]
+    assert {name: ends for name, ends in found.items() if ends} == {
+        "glm4moe": ["<|observation|>"],
+        "glm4moe_training": ["<|observation|>"],
+        "gptoss": ["<|call|>"],
+        "gptoss_training": ["<|call|>"],
+        **{name: ["<|tool_response>"] for name in gemma},
+    }
+
+
+def test_whatever_answers_are_trained_to_end_with_ends_a_text():
+    for name in trl.NAMES:
+        encoder = Encoder(trl.tokenizer(name), "chat", None)
+        for messages in CHATS.values():
+            try:
+                turns = trained(encoder, {"response": messages})
+            except ValueError:  # see below
+                continue
+            ends = tuple(trl.tokenizer(name).convert_ids_to_tokens(encoder.ends))
+            assert all(turn.endswith(ends) for turn in turns), name
+
+
 def runs(name: str, messages: Messages) -> list[str]:
     """What TRL trains in a conversation: the runs of its mask as texts."""
     made = rendered(name, messages, return_dict=True, return_assistant_tokens_mask=True)

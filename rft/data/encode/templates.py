@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -24,12 +25,8 @@ Messages = Sequence[Mapping[str, Any]]
 PASSED = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
 THINKS = "enable_thinking"  # an argument of many templates: the generation prompt begins a thought
 QUESTION, ANSWER = {"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}
-CALL = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}],
-}
-RESULT = {"role": "tool", "content": "result"}
+THOUGHT = {"reasoning_content": "thought", "thinking": "thought"}  # of an answer, by the names that templates read
+RESULT = {"role": "tool", "content": "result", "tool_call_id": "result000"}
 PROBE = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 
 
@@ -48,6 +45,7 @@ class ChatTemplate:
         takes_parts: whether the template renders a content that is a list of parts.
         added: texts of the tokens that the tokenizer finds before it splits the text between them, by id.
         end: the token that ends a plain answer; None where the template writes none.
+        call_end: the token that ends a turn that calls tools, where it is another one; else None.
 
     Raises:
         ValueError: there is no such template, it does not render, does not read an argument, or its tokens are not
@@ -85,6 +83,8 @@ class ChatTemplate:
         self._special = re.compile("|".join(map(re.escape, special)))
         self._end_text = self._find_end()
         self.end = int(tokenizer.convert_tokens_to_ids(self._end_text)) if self._end_text else None
+        call_end = self._find_call_end()
+        self.call_end = None if call_end is None else int(tokenizer.convert_tokens_to_ids(call_end))
         if name in _built_in() and not self._special.match(self._tail):
             raise ValueError(
                 f"data.template={name} ends an answer with {self._tail.strip()!r}, which is no special token of this "
@@ -239,10 +239,28 @@ class ChatTemplate:
         except ValueError:  # of a template without answers
             return ""
         if not self._tail:
-            self._open_ends = {False: self._mark_behind(ANSWER, QUESTION), True: self._mark_behind(CALL, RESULT)}
-            self._tail = self._open_ends[False]
+            self._tail, call_end = self._mark_behind(ANSWER, QUESTION), self._mark_behind(_calls(1, {}), RESULT)
+            self._open_ends = {False: self._tail, True: call_end}
             return self._tail
         return "" if found is None else found[0]
+
+    def _find_call_end(self) -> str | None:
+        """The special token that ends a turn that calls tools, as `length` finds it; None for that of a plain answer.
+
+        Engines stop at it, so None, too, if it stands elsewhere in a turn: between two calls, or behind a thought.
+        """
+        forms: tuple[dict[str, Any] | str, ...] = ({}, "{}")
+        for number, arguments in product((2, 1), forms):  # some templates take one call alone, some take JSON
+            try:
+                prompt = self.render([QUESTION], None, True)
+                answer = self.render([QUESTION, ANSWER | THOUGHT], None, False).removeprefix(prompt)
+                turn = self.render([QUESTION, _calls(number, arguments)], None, False).removeprefix(prompt)
+                length = self.length(turn)
+            except ValueError:
+                continue
+            end = [found[0] for found in self._special.finditer(turn, endpos=length)][-1]
+            return end if end not in answer and turn.count(end) == 1 and not turn[length:].strip() else None
+        return None
 
     def _mark_behind(self, answer: Mapping[str, Any], following: Mapping[str, Any]) -> str:
         """The special token with which the next message begins right behind an answer; empty without one.
@@ -261,6 +279,13 @@ class ChatTemplate:
     def _tail(self) -> str:
         """The text that the template adds after the last answer."""
         return self.render([QUESTION, ANSWER], None, False).rpartition("answer")[2]
+
+
+def _calls(number: int, arguments: dict[str, Any] | str) -> dict[str, Any]:
+    """A turn that calls a tool `number` times."""
+    function = {"name": "f", "arguments": arguments}
+    calls = [{"id": f"result{index:03}", "type": "function", "function": function} for index in range(number)]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
 def _variables(tokenizer: "PreTrainedTokenizerBase") -> set[str]:
