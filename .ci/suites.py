@@ -120,6 +120,9 @@ SUITES = {
     # The chat templates of TRL, and environments of other frameworks: each with its package.
     "trl_templates": Suite(
         (
+            "rft/actor/heads.py",
+            "rft/actor/model.py",
+            "rft/reward/models/*.py",
             "rft/rollout/environment/*.py",
             "rft/data/encode",
             "tests/data/encode/test_masks.py",

@@ -74,7 +74,7 @@ def tokenizer(name: str) -> PreTrainedTokenizerFast:
     words = Tokenizer(models.BPE(vocab={byte: n for n, byte in enumerate(_alphabet())}, merges=[]))
     words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     words.decoder = decoders.ByteLevel()
-    made = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<bos>", eos_token="<eos>")
+    made = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>")
     special = sorted(set(re.findall(TOKENS, template)))
     made.add_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     made.chat_template = template

@@ -363,8 +363,8 @@ class Actor(TrainableModel):
             if self.world.rank == 0:
                 media = self.context.media
                 save_processor = None if media is None else media.save
-                model, head, end = self.plain_model(), self._head, self.context.end
-                write_export(weights, folder, model, self.adapters, self.tokenizer, head, save_processor, end, dtype)
+                model, head, ends = self.plain_model(), self._head, self.context.ends
+                write_export(weights, folder, model, self.adapters, self.tokenizer, head, save_processor, ends, dtype)
         finally:
             for _ in weights:  # the other ranks take part in these gathers, also if rank 0 cannot write
                 pass

@@ -66,7 +66,8 @@ class ModelContext:
         seed: of the run.
         hooks: run around the calls of the model.
         media: of the policy's processor; None for a model of text.
-        end: the token that answers are trained to end with; None: that of the tokenizer.
+        ends: the tokens that answers are trained to end with, that of a plain answer first; empty: that of the
+            tokenizer.
     """
 
     key: str
@@ -76,7 +77,7 @@ class ModelContext:
     seed: int
     hooks: ModelHooks = field(default_factory=ModelHooks)
     media: MediaFacts | None = None
-    end: int | None = None
+    ends: tuple[int, ...] = ()
 
     def of(self, key: str) -> "ModelContext":
         """The same for the model with another key."""

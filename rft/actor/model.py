@@ -103,7 +103,7 @@ def build_model(
         forbidden = forbidden_tokens(len(model.get_output_embeddings().weight), tokenizer, context.media)
     network = add_head(model, head, key, compiled, strategy.device_type, forbidden)
     plain = empty_like(network.model, device)
-    add_end_token(plain, context.end)
+    add_end_tokens(plain, context.ends)
     if packing:
         use_packed_attention(model, key, context.media, lambda needs: choose_kernel(strategy, needs, key))
     else:
@@ -195,7 +195,7 @@ def write_export(
     tokenizer: PreTrainedTokenizerBase,
     head: str,
     save_processor: Callable[[Path], None] | None,
-    end: int | None,
+    ends: Sequence[int],
     dtype: torch.dtype,
 ) -> None:
     """Writes a policy, its tokenizer and processor: a folder that transformers loads, or an adapter that peft loads.
@@ -205,13 +205,14 @@ def write_export(
         model: the structure and the configs, which are changed; its weights are not read.
         head: of the actor.
         save_processor: see `MediaFacts.save`; None for a model of text.
-        end: see `ModelContext.end`.
+        ends: see `ModelContext.ends`.
         dtype: of the weights.
 
     Raises:
         OSError, SafetensorError: a file cannot be written.
     """
     alone = adapters is not None and adapters.exported_alone
+    end = next(iter(ends), tokenizer.eos_token_id)
     saved = with_end_token(tokenizer, end) if head == "score" else ending_in(tokenizer, end) if alone else tokenizer
     if save_processor is not None:  # with its tokenizer, which that of the export replaces
         save_processor(folder)
@@ -230,12 +231,13 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> li
     return sorted({*_named_ends(model), tokenizer.eos_token_id} - {None})
 
 
-def add_end_token(model: PreTrainedModel, end: int | None) -> None:
-    """Adds a token to those that end a text of a model that generates: engines stop there, and so does its export."""
-    if end is None or not model.can_generate():
+def add_end_tokens(model: PreTrainedModel, ends: Iterable[int]) -> None:
+    """Adds tokens to those that end a text of a model that generates: engines stop there, and so does its export."""
+    if not model.can_generate():
         return
-    if end not in (named := _named_ends(model)):
-        model.generation_config.eos_token_id = [*named, end]
+    for end in ends:
+        if end not in (named := _named_ends(model)):
+            model.generation_config.eos_token_id = [*named, end]
 
 
 def _named_ends(model: PreTrainedModel) -> list[int]:
@@ -263,33 +265,32 @@ def set_end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
         config.eos_token_id = generation.eos_token_id
 
 
-def ending_in(tokenizer: PreTrainedTokenizerBase, end: int | None) -> PreTrainedTokenizerBase:
+def ending_in(tokenizer: PreTrainedTokenizerBase, end: int) -> PreTrainedTokenizerBase:
     """A tokenizer whose eos token is the end token, for an adapter: readers of it take all else from its model.
 
     Args:
-        end: see `ModelContext.end`.
+        end: that of plain answers.
     """
-    if end is None or end == tokenizer.eos_token_id:
+    if end == tokenizer.eos_token_id:
         return tokenizer
     ending = copy.deepcopy(tokenizer)
     ending.eos_token = tokenizer.convert_ids_to_tokens(end)
     return ending
 
 
-def with_end_token(tokenizer: PreTrainedTokenizerBase, end: int | None) -> PreTrainedTokenizerBase:
+def with_end_token(tokenizer: PreTrainedTokenizerBase, end: int) -> PreTrainedTokenizerBase:
     """A tokenizer that appends the end token to a text, for the export of a model that scores whole texts.
 
     Without it such a model reads its score from the token before. A tokenizer without a fast backend stays unchanged.
 
     Args:
-        end: see `ModelContext.end`.
+        end: that of plain answers.
     """
-    end_id = tokenizer.eos_token_id if end is None else end
-    token = tokenizer.convert_ids_to_tokens(end_id)
-    if not tokenizer.is_fast or tokenizer("a").input_ids[-1:] == [end_id]:
+    token = tokenizer.convert_ids_to_tokens(end)
+    if not tokenizer.is_fast or tokenizer("a").input_ids[-1:] == [end]:
         return tokenizer
     ending = copy.deepcopy(tokenizer)
-    append = processors.TemplateProcessing(single=["$A", token], special_tokens=[(token, end_id)])
+    append = processors.TemplateProcessing(single=["$A", token], special_tokens=[(token, end)])
     before = ending.backend_tokenizer.post_processor
     ending.backend_tokenizer.post_processor = append if before is None else processors.Sequence([before, append])
     return ending

@@ -92,7 +92,7 @@ def _show(job: Job, loaded: Datasets, name: str, source: Target, prompts: int, c
     limit = loaded.encoder.text_limit
     cut = limit.most if limit is not None and limit.overlong == "truncate" else None  # a text has no end behind it
     ends = {example.ids[position] for example in examples for position in _last(example.trains) if position + 1 != cut}
-    for end in sorted(ends - {tokenizer.eos_token_id, loaded.encoder.end}) if job.grader is None else ():
+    for end in sorted(ends - {tokenizer.eos_token_id, *loaded.encoder.ends}) if job.grader is None else ():
         console.print(
             Text(
                 f"Answers end with {tokenizer.convert_ids_to_tokens(end)!r}, not with the tokenizer's end token "

@@ -13,7 +13,7 @@ from transformers.utils import logging as transformers_logging
 
 from rft.actor.forward.vocabulary import vocabulary_size
 from rft.actor.init import check_classifier, load_model, read_config
-from rft.actor.model import add_end_token, empty_like
+from rft.actor.model import add_end_tokens, empty_like
 from rft.algorithm.roles import POLICY
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.tokenizer import pretrained
@@ -140,7 +140,7 @@ class Answering(Components):
             transformers_logging.disable_progress_bar()
             model = load_model(self._path, self.model_config, run.seed)
             plain, media = empty_like(model, self.world.device), self.encoder.media_facts
-            add_end_token(plain, self.encoder.end)
+            add_end_tokens(plain, self.encoder.ends)
             engine = self.make_engine(self.world, plain, self.loaded_tokenizer, folder, media)
             sampler = EngineSampler(engine)
             try:

@@ -18,7 +18,7 @@ from rft.reward.sandbox.options import WorkerOptions
 from rft.reward.sandbox.workers.pool import IsolatedPool, IsolatedTerm
 from rft.reward.services.hosted import HostedTerm, HostOptions
 from rft.reward.term import Term, Unscored
-from rft.reward.thought import Reading, ThoughtOptions, split_node
+from rft.reward.thought import Reading, ReadingOptions, split_node
 from rft.reward.workers import WorkerPool
 
 LARGEST_SCORE = 1e15  # the sum of the squares of a hundred million such scores is a float32 number
@@ -68,7 +68,7 @@ class Caller:
         node: of the term in the yaml, without weight and call.
         call: of the term in the yaml.
         defaults: of the options that `call` leaves out.
-        thoughts: of the options of thoughts that the node leaves out.
+        reading: of the options of reading that the node leaves out.
 
     Raises:
         ValueError: the term is malformed, or an option cannot have an effect on it; names the key.
@@ -80,17 +80,17 @@ class Caller:
         node: Mapping[str, Any],
         call: Mapping[str, Any],
         defaults: CallOptions,
-        thoughts: ThoughtOptions,
+        reading: ReadingOptions,
     ) -> None:
         self._key = f"reward.terms.{name}"
-        node, thoughts, own = split_node(node, thoughts, self._key)
+        node, reading, own = split_node(node, reading, self._key)
         options = CallOptions(
             **take(merged(asdict(defaults), call), CallOptions, f"{self._key}.call", "the call of a reward term")
         )
         _check_before(node, options, call, self._key)
-        self.term, self.runner = _build(name, node, self._key, options, thoughts)
+        self.term, self.runner = _build(name, node, self._key, options, reading)
         _check(self.term, options, call, self._key)
-        self.reading = Reading(self.term, thoughts, self._key, own)
+        self.reading = Reading(self.term, reading, self._key, own)
         self.failed: Failed = options.failed
         self.workers = options.workers
         self.concurrent = options.workers != "inline" or self.term.awaits
@@ -105,7 +105,7 @@ class Caller:
 
     def extract(self, response: str, row: Mapping[str, Any]) -> str | None:
         """The answer in a response to a row, see `Term.extract`; None where a thought of it does not end."""
-        text = self.reading.text(response, row)
+        text, _ = self.reading.read(response, row)
         return None if text is None else self.term.extract(text)
 
     def report(self, outcomes: Sequence[Any], responses: Sequence[str]) -> None:
@@ -168,7 +168,7 @@ class Calls:
             number: of the response in the round.
             row: of the data set that it answers.
         """
-        text = response if self._reading is None else self._reading.text(response, row)
+        text, row = (response, row) if self._reading is None else self._reading.read(response, row)
         if text is None:
             self._unanswered.append(number)
             return
@@ -249,7 +249,7 @@ def merged(defaults: Mapping[str, Any], node: Mapping[str, Any]) -> dict[str, An
 
 
 def _build(
-    name: str, node: Mapping[str, Any], key: str, options: CallOptions, thoughts: ThoughtOptions
+    name: str, node: Mapping[str, Any], key: str, options: CallOptions, reading: ReadingOptions
 ) -> tuple[Term, Runner]:
     if options.workers == "sandbox":
         assert options.deadline_s is not None, "_check_before refuses None"
@@ -259,7 +259,7 @@ def _build(
     if options.workers == "process":
         return term, WorkerPool(name, node, key, options.concurrency, options.deadline_s)
     if options.workers == "http":
-        term = HostedTerm(term, name, {**node, **asdict(thoughts)}, f"{key}.call.http", options.http)
+        term = HostedTerm(term, name, {**node, **asdict(reading)}, f"{key}.call.http", options.http)
     if term.awaits:
         return term, LoopRunner(term, name, options.concurrency, options.deadline_s)
     return term, ThreadRunner(term, name) if term.threads else InlineRunner(term, name)

@@ -17,7 +17,7 @@ from rft.registry import convert, did_you_mean
 from rft.reward.call import LARGEST_SCORE, Caller, CallOptions, finish_all, head
 from rft.reward.route import Routes
 from rft.reward.term import Offload, Term, Unscored
-from rft.reward.thought import ThoughtOptions
+from rft.reward.thought import ReadingOptions
 from rft.strategy.base import Strategy
 
 OWN = ("weight", "call", "gate", "clip")  # keys of a term that are not its options
@@ -77,7 +77,7 @@ class WeightedSum:
         route: the terms of each data source, see `Routes`.
         offload, shard: see the attributes.
         canary: see the attribute.
-        reasoning, prompt_opens: of terms that set no others, see `ThoughtOptions`.
+        reasoning, prompt_opens, include_prefill: of terms that set no others, see `ReadingOptions`.
 
     Raises:
         ValueError: a term is malformed, or `accuracy` is not a term; names the key.
@@ -95,6 +95,7 @@ class WeightedSum:
         canary: CanaryOptions,
         reasoning: list[str],
         prompt_opens: bool | None,
+        include_prefill: bool,
     ) -> None:
         if not terms:
             raise ValueError("reward.terms is empty: a reward needs a term; choose reward/terms=[exact_match]")
@@ -105,13 +106,12 @@ class WeightedSum:
         self.names = tuple(terms)
         self.max_unscored = max_unscored
         self.canary = canary
-        check, thoughts = Checks(), ThoughtOptions(reasoning, prompt_opens)
-        self._terms = {name: check.attempt(_term, name, node, call, thoughts, terms) for name, node in terms.items()}
+        check, reading = Checks(), ReadingOptions(reasoning, prompt_opens, include_prefill)
+        self._terms = {name: check.attempt(_term, name, node, call, reading, terms) for name, node in terms.items()}
         check.end()
         self.weights = {name: term.weight for name, term in self._terms.items()}
         self.has_models = any(term.caller.term.has_model for term in self._terms.values())
-        self.offload: Offload = offload
-        self.shard = shard
+        self.offload, self.shard = offload, shard
         self.workers = {term.caller.workers for term in self._terms.values()}
         self.concurrent = any(term.caller.concurrent for term in self._terms.values())
         self._routes = Routes(route, self.names, accuracy)
@@ -330,11 +330,11 @@ class SumScoring(Scoring):
 
 
 def _term(
-    name: str, node: Mapping[str, Any], call: CallOptions, thoughts: ThoughtOptions, terms: Mapping[str, Any]
+    name: str, node: Mapping[str, Any], call: CallOptions, reading: ReadingOptions, terms: Mapping[str, Any]
 ) -> WeightedTerm:
     key = f"reward.terms.{name}"
     options = {option: value for option, value in node.items() if option not in OWN}
-    caller = Caller(name, options, convert(node.get("call", {}), dict, f"{key}.call"), call, thoughts)
+    caller = Caller(name, options, convert(node.get("call", {}), dict, f"{key}.call"), call, reading)
     gate = convert(node.get("gate"), str | None, f"{key}.gate")
     if gate is not None and (gate == name or gate not in terms):
         others = [other for other in terms if other != name]

@@ -1,36 +1,41 @@
-"""What a term reads of a response with thoughts: the answer behind them, or also the mark that the prompt opens."""
+"""What a term reads of a response: the answer behind its thoughts, or also what the prompt begins of it."""
 
 import inspect
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rft.batch.entries import PROMPT_OPENS
+from rft.batch.entries import EPISODE, PROMPT_OPENS
 from rft.batch.thoughts import MARKS, behind_thought
+from rft.data.encode.parts import text_of
 from rft.registry import convert
 from rft.reward.registry import REWARDS
 from rft.reward.term import Term
 
-OPTIONS = ("reasoning", "prompt_opens")  # keys of the reward; a term overrides each
+# Keys of the reward, which a term overrides, with their types.
+OPTIONS: dict[str, Any] = {"reasoning": list[str], "prompt_opens": bool, "include_prefill": bool}
+OF_THOUGHTS = ("reasoning", "prompt_opens")
 
 
 @dataclass(frozen=True)
-class ThoughtOptions:
-    """How thoughts are found; the yaml documents each option.
+class ReadingOptions:
+    """How a term reads a response; the yaml documents each option.
 
     Attributes:
         reasoning: the marks around a thought, or none: then the whole response is read as the answer.
         prompt_opens: every prompt ends inside of a thought, or none does; None: the run finds it out for each prompt.
+        include_prefill: a last message of the assistant in the prompt is the beginning of the response.
     """
 
     reasoning: list[str]
     prompt_opens: bool | None
+    include_prefill: bool
 
 
 def split_node(
-    node: Mapping[str, Any], defaults: ThoughtOptions, key: str
-) -> tuple[dict[str, Any], ThoughtOptions, tuple[str, ...]]:
-    """The options of a term in the yaml, and beside them how its thoughts are found.
+    node: Mapping[str, Any], defaults: ReadingOptions, key: str
+) -> tuple[dict[str, Any], ReadingOptions, tuple[str, ...]]:
+    """The options of a term in the yaml, and beside them how it reads a response.
 
     A function with a parameter of the name of such an option gets it itself.
 
@@ -40,7 +45,7 @@ def split_node(
         key: of the node.
 
     Returns:
-        The options of the term itself, those of its thoughts, and the names of those that the node sets.
+        The options of the term itself, those of its reading, and the names of those that the node sets.
 
     Raises:
         ValueError: an option is of another type; names the key.
@@ -49,10 +54,9 @@ def split_node(
     if node.get("name") in REWARDS.names():
         takes = inspect.signature(REWARDS.function(node["name"])).parameters
     given = {name: node[name] for name in OPTIONS if name in node and name not in takes}
-    kinds = {"reasoning": list[str], "prompt_opens": bool}
-    own = {name: convert(value, kinds[name], f"{key}.{name}") for name, value in given.items() if value is not None}
+    own = {name: convert(value, OPTIONS[name], f"{key}.{name}") for name, value in given.items() if value is not None}
     options = {name: value for name, value in node.items() if name not in given}
-    return options, ThoughtOptions(**asdict(defaults) | own), tuple(own)
+    return options, ReadingOptions(**asdict(defaults) | own), tuple(own)
 
 
 class Reading:
@@ -68,15 +72,15 @@ class Reading:
         ValueError: `reasoning` is malformed, or options have no effect; names the key.
     """
 
-    def __init__(self, term: Term, options: ThoughtOptions, key: str, own: tuple[str, ...]) -> None:
+    def __init__(self, term: Term, options: ReadingOptions, key: str, own: tuple[str, ...]) -> None:
         keys = {name: f"{key}.{name}" if name in own else f"reward.{name}" for name in OPTIONS}
         marks = options.reasoning
         if len(marks) not in (0, 2) or not all(marks):
             raise ValueError(
                 f"{keys['reasoning']}={marks!r}: write the tags before and after it, ['<think>', '</think>'], or []"
             )
-        if term.thoughts == "keep" and own:
-            raise ValueError(f"{keys[own[0]]}: this term gets whole responses, thoughts included; remove it")
+        if term.thoughts == "keep" and (unread := [name for name in OF_THOUGHTS if name in own]):
+            raise ValueError(f"{keys[unread[0]]}: this term gets whole responses, thoughts included; remove it")
         mark = term.opening or (marks[0] if marks else None)
         if options.prompt_opens and term.thoughts != "keep" and mark is None:
             raise ValueError(
@@ -99,8 +103,18 @@ class Reading:
             return mark if isinstance(mark, str) and mark in self._closing else None
         return self._mark if self._options.prompt_opens else None
 
-    def text(self, response: str, row: Mapping[str, Any]) -> str | None:
-        """What the term gets; None where it reads answers and the response has none, as a thought does not end."""
+    def read(self, response: str, row: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
+        """What the term gets of a response and its row.
+
+        Returns:
+            The text, None where the term reads answers and the response has none, as a thought does not end. The row,
+            without the beginning of the response if the text has it.
+        """
+        if self._options.include_prefill:
+            response, row = with_prefill(response, row)
+        return self._text(response, row), row
+
+    def _text(self, response: str, row: Mapping[str, Any]) -> str | None:
         marks = self._options.reasoning
         if self.kind == "keep" or (self.kind == "skip" and not marks):
             return response
@@ -118,3 +132,18 @@ class Reading:
         if self.kind != "skip" or not self._options.reasoning or opened is None:
             return answer
         return f"So I think.\n{self._closing[opened]}\n\n{answer}"
+
+
+def with_prefill(response: str, row: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """A response with its beginning, a last message of the assistant in the prompt; and the row without this message.
+
+    Both are returned as they are where the prompt has no such message behind another one, and in an episode, whose
+    response is the last of several.
+    """
+    prompt = row.get("prompt")
+    if EPISODE in row or not isinstance(prompt, list) or len(prompt) < 2 or prompt[-1].get("role") != "assistant":
+        return response, row
+    prefill = text_of(prompt[-1].get("content") or "")
+    # A thought that the message itself opens is one of the joined text, no longer one of the prompt.
+    kept = {name: value for name, value in row.items() if name != PROMPT_OPENS or value not in prefill}
+    return f"{prefill}{response}", kept | {"prompt": prompt[:-1]}

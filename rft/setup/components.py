@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.base import ColumnModel, ModelContext
-from rft.actor.model import add_end_token
+from rft.actor.model import add_end_tokens
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.roles import POLICY, Role
 from rft.batch.encoded import MediaFacts
@@ -112,7 +112,7 @@ class Components:
     ) -> ModelContext:
         """What the policy is built with."""
         return ModelContext(
-            POLICY, world, strategy, tokenizer, self.run.seed, media=encoder.media_facts, end=encoder.end
+            POLICY, world, strategy, tokenizer, self.run.seed, media=encoder.media_facts, ends=encoder.ends
         )
 
     def check_mode(self, checks: Checks) -> None:
@@ -253,8 +253,7 @@ class Components:
         media: MediaFacts | None,
     ) -> Engine:
         """The engine of `rollout`, without weights; see `EngineContext`. The model is its own."""
-        for token in stop_tokens(tokenizer, self.run.rollout.stop):
-            add_end_token(model, token)
+        add_end_tokens(model, stop_tokens(tokenizer, self.run.rollout.stop))
         trainer = self.strategy.factory.compute_dtype(self.strategy.options)
         context = EngineContext(
             world=world,

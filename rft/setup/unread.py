@@ -117,6 +117,10 @@ def unread_keys(parts: Parts) -> dict[str, str]:
     if all(term.thoughts == "keep" for term in parts.reward.terms.values()):
         reason = "no term of the reward reads an answer, or the form of a response"
         found |= dict.fromkeys(("reward.reasoning", "reward.prompt_opens"), reason)
+    if root["environment"] is not None:
+        reason = "in an episode a prompt begins the first answer, and terms read the last one"
+        keys = ("reward", *(f"reward.terms.{name}" for name in parts.reward.names))
+        found |= dict.fromkeys((f"{key}.include_prefill" for key in keys), reason)
     if not parts.reward.concurrent:
         found["reward.call.concurrency"] = "all terms are computed in the process of the run, one call at a time"
     for kind in ("sandbox", "http"):

@@ -25,7 +25,7 @@ from rft.actor.loading.export import add_to_config, exported
 from rft.actor.loading.stored import StoredWeights, find_files, open_tensors
 from rft.actor.lora.adapters import Adapters
 from rft.actor.lora.stored import find_adapter, model_path
-from rft.actor.model import add_end_token, empty_like, write_export
+from rft.actor.model import add_end_tokens, empty_like, write_export
 from rft.algorithm.roles import POLICY
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.processor import MediaProcessor
@@ -62,7 +62,7 @@ class SavedPolicy:
         config_entries: see `Evaluator.config_entries`.
         options: of `actor`.
         tokenizer: of the run, with its chat template.
-        end: the token that answers were trained to end with.
+        ends: the tokens that answers were trained to end with.
         processor: of the run; None for a model of text.
         seed: of the run.
         dtype: of weights beside adapters.
@@ -74,7 +74,7 @@ class SavedPolicy:
     config_entries: Mapping[str, float]
     options: Mapping[str, Any]
     tokenizer: PreTrainedTokenizerBase
-    end: int
+    ends: tuple[int, ...]
     processor: MediaProcessor | None
     seed: int
     dtype: torch.dtype
@@ -103,10 +103,10 @@ class SavedPolicy:
             weights = adapters.tensors()
         else:
             weights = self._weights(model, path, drawing, adapters)
-        add_end_token(model, self.end)
+        add_end_tokens(model, self.ends)
         save_processor = None if self.processor is None else self.processor.save
         head = self.options["head"]
-        write_export(weights, out, model, adapters, self.tokenizer, head, save_processor, self.end, dtype)
+        write_export(weights, out, model, adapters, self.tokenizer, head, save_processor, self.ends, dtype)
         if self.config_entries:
             add_to_config(self.config_entries, out)
 
@@ -207,7 +207,7 @@ def read_policy(folder: Path, average: bool) -> SavedPolicy:
         config_entries={} if average else state["config_entries"],
         options=actor.options,
         tokenizer=tokenizer,
-        end=encoder.end,
+        ends=encoder.ends,
         processor=None if processor is None else processor.build(tokenizer=tokenizer),
         seed=config["seed"],
         dtype=DTYPES[strategy.factory.compute_dtype(strategy.options)],

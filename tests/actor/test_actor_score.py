@@ -101,7 +101,7 @@ def test_the_tokenizer_of_the_export_appends_the_end_token(world, tmp_path):
         same(model(**tokenizer(["12", "1"], return_tensors="pt", padding=True)).logits[:1], given)
     other = tokenizer.convert_tokens_to_ids("7")
     assert with_end_token(actor.tokenizer, other)("12").input_ids == [*plain, other], "the end of a chat template"
-    again = with_end_token(tokenizer, None)
+    again = with_end_token(tokenizer, end)
     assert again("12").input_ids == [*plain, end]
     row = {"prompt": "1", "response": "2"}
     assert Encoder(tokenizer, "none", None).example(row) == Encoder(actor.tokenizer, "none", None).example(row)

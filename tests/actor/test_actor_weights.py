@@ -6,7 +6,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rft.actor.base import TRAINING_STATE
-from rft.actor.model import add_end_token, end_tokens, set_end_tokens
+from rft.actor.model import add_end_tokens, end_tokens, set_end_tokens
 from rft.rollout.engine.base import Request
 from rft.rollout.engine.sampling import Sampling
 from tests.helpers import (
@@ -95,8 +95,7 @@ def test_an_export_ends_where_answers_are_trained_to_end(known, ends, world):
     actor = small_actor(world)
     model = actor.plain_model()
     model.generation_config.eos_token_id = known
-    add_end_token(model, None)
-    add_end_token(model, 7)
+    add_end_tokens(model, (7, 1))
     assert end_tokens(model, actor.tokenizer) == ends
     set_end_tokens(model, actor.tokenizer)
     assert model.generation_config.eos_token_id == ends

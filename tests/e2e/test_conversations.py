@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from rft.distributed import stop
 from rft.modes.plan.job import PlanJob
@@ -31,13 +31,18 @@ def chats(tiny, tmp_path):
     return config
 
 
-def test_conversations_train_and_the_checkpoint_has_the_template(chats, tmp_path):
+def test_conversations_train_and_the_checkpoint_has_the_template_and_its_ends(chats, tmp_path):
+    template = CHAT.replace("(eos_token", "((unk_token if m.tool_calls else eos_token)")
+    (tmp_path / "chat.jinja").write_text(template)
     Job(chats).fit("")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss/nll"] for line in lines if "loss/nll" in line]
     assert len(losses) == 2 and losses[1] < losses[0]
     [saved] = (tmp_path / "run" / "checkpoints").glob("step_*/**/tokenizer_config.json")
-    assert AutoTokenizer.from_pretrained(saved.parent).chat_template == CHAT
+    tokenizer = AutoTokenizer.from_pretrained(saved.parent)
+    assert tokenizer.chat_template == template
+    ends = GenerationConfig.from_pretrained(saved.parent).eos_token_id
+    assert tokenizer.convert_ids_to_tokens(ends) == ["<eos>", "<unk>"]
 
 
 @pytest.mark.slow
@@ -82,10 +87,11 @@ def test_a_plan_of_texts_counts_the_whole_of_them(tiny):
     assert PlanJob(tiny("algorithm=pretrain"), 1)._prompt_tokens == 18 - 6  # of an answer, in the tiny run
 
 
-@pytest.mark.slow
-def test_a_base_model_that_learns_chats_stops_where_they_end(resolved, tmp_path):
-    """Its tokenizer ends texts with <eos>, ChatML ends answers with <|im_end|>: the run stops there, and so does
-    transformers alone with what it exports."""
+def learn_chats(resolved, tmp_path, *overrides):
+    """Trains a base model on chats: its tokenizer ends texts with <eos>, and ChatML ends answers with <|im_end|>.
+
+    Returns the folder of its export.
+    """
     numbers = [str(7919 * n % 10**4).zfill(4) for n in range(1, 2000)]
     with (tmp_path / "rows.jsonl").open("w") as file:
         for number in numbers:
@@ -94,7 +100,7 @@ def test_a_base_model_that_learns_chats_stops_where_they_end(resolved, tmp_path)
             file.write(json.dumps({"messages": [asked, answer]}) + "\n")
     config = resolved(
         "algorithm=sft", "algorithm/source=conversation", "steps=80", "eval.every=80", "data.template=chatml",
-        f"output_dir={tmp_path / 'run'}",
+        f"output_dir={tmp_path / 'run'}", *overrides,
     )  # fmt: skip
     config["data"]["train"] = {
         "_target_": "rft.data.rows.sources.FileRows",
@@ -107,10 +113,16 @@ def test_a_base_model_that_learns_chats_stops_where_they_end(resolved, tmp_path)
     tokens["_target_"], tokens["special"] = f"{tokens['_target_']}_and_tokens", ["<|im_start|>", "<|im_end|>"]
     tokens["alphabet"] += "cinu"
     Job(config).fit("")
+    return tmp_path / "run" / "checkpoints" / "latest" / "actor"
+
+
+@pytest.mark.slow
+def test_a_base_model_that_learns_chats_stops_where_they_end(resolved, tmp_path):
+    """The run stops there, and so does transformers alone with what it exports."""
+    folder = learn_chats(resolved, tmp_path)
     first, *_, last = numbers_of(tmp_path / "run")
     assert first["eval/heldout/length"] > 8 and last["eval/heldout/length"] < 6
     assert last["eval/heldout/accuracy"] > 0.8
-    folder = tmp_path / "run" / "checkpoints" / "latest" / "actor"
     model, tokenizer = (kind.from_pretrained(folder) for kind in (AutoModelForCausalLM, AutoTokenizer))
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": "reverse 1234="}], add_generation_prompt=True, return_tensors="pt"

@@ -68,6 +68,48 @@ def test_rules_about_the_form_see_the_mark_of_the_prompt():
     assert score_of("format", "so</think>4", {}, **pattern, prompt_opens=True) == 1.0
 
 
+BEGUN = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "The answer is "}]
+
+
+def test_a_response_has_the_beginning_that_its_prompt_ends_with_where_the_reward_includes_it():
+    row = {"answer": "The answer is 4", "prompt": BEGUN}
+    parts = [BEGUN[0], {"role": "assistant", "content": [{"type": "text", "text": "The answer is "}]}]
+    scores = [score_of("exact_match", "4", each, include_prefill=True) for each in (row, row | {"prompt": parts})]
+    assert scores == [1.0, 1.0] and score_of("exact_match", "4", row) == 0.0
+    node = yaml_options("reward/terms/exact_match.yaml")
+    for included, vote in ((True, "The answer is 4"), (False, "4")):
+        assert reward_of(node, "exact_match", include_prefill=included).extract(["4"], [row]) == [vote]
+    for prompt in ("2+2?", BEGUN[:1], BEGUN[1:]):  # nothing is begun, or no question is asked
+        assert score_of("exact_match", "4", {"answer": "4", "prompt": prompt}, include_prefill=True) == 1.0
+    assert score_of("exact_match", "4", row | {"answer": "4", "episode": {}}, include_prefill=True) == 1.0
+    assert BEGUN[1]["content"] == "The answer is ", "the row is as it was"
+
+
+def test_the_prompt_of_a_response_with_its_beginning_ends_before_it():
+    seen = []
+
+    def asked(response, row):
+        seen.append((response, row["prompt"]))
+        return 1.0
+
+    REWARDS.register("asked_here")(asked)
+    row = {"prompt": BEGUN}
+    for included in (True, False):  # of a term that gets whole responses, too
+        node = {"name": "asked_here", "weight": 1.0, "include_prefill": included}
+        reward_of({"own": node}, "own").score(["4"], [row])
+    assert seen == [("The answer is 4", BEGUN[:1]), ("4", BEGUN)]
+
+
+def test_a_thought_that_the_beginning_opens_is_opened_once():
+    """By the text itself: a template that opens one in front of it opens it still."""
+    pattern = {"pattern": "(?s)<think>[^<]*</think>.*", "include_prefill": True}
+    for content in ("<think> First,", "First,"):
+        row = OPENED | {"prompt": [BEGUN[0], {"role": "assistant", "content": content}]}
+        assert score_of("format", " so</think>4", row, **pattern) == 1.0
+        assert score_of("exact_match", " so</think>4", row | {"answer": "4"}, include_prefill=True) == 1.0
+        assert score_of("exact_match", " so 4", row | {"answer": "4"}, include_prefill=True) == 0.0
+
+
 def test_other_rules_see_the_response():
     letters = {"scripts": ["latin"], "without_letters": 0.0}
     assert score_of("script", "да no</think>no", OPENED, **letters) == pytest.approx(9 / 11)

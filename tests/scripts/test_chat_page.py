@@ -6,12 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from jinja2 import TemplateError
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from rft.actor.model import with_end_token
+from rft.actor.actor import Actor
+from rft.actor.base import ModelContext
+from rft.actor.model import write_export
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.templates import Messages
+from rft.distributed import start
+from rft.registry import take
 from tests.data.encode.test_masks import CALLING, THINKING, TWO, said, trained, user
+from tests.helpers import MODEL, make_strategy, same, token_batch, yaml_options
+from tests.reward.models.test_scalar import node
+from tests.reward.reward_of import reward_of
 from tests.rollout.environment import trl_templates as trl
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
@@ -39,15 +48,65 @@ def test_a_begun_answer_is_continued_as_transformers_continues_it(name):
     assert encoder.decode(encoder.prompt({"prompt": begun})) == text
 
 
+@pytest.fixture(scope="module")
+def scorer():
+    """A reward model that trains, with a token for every one of each template; a padding token is the same in all."""
+    tokenizer = max((trl.tokenizer(name) for name in trl.NAMES), key=len)
+    context = ModelContext("actor", world := start("cpu"), make_strategy(world), tokenizer, 0)
+    shape = MODEL | {"max_position_embeddings": 2048, "initializer_range": 0.3}
+    options = yaml_options("actor/hf.yaml", path=None) | {"lora": None, "head": "score", "model_config": shape}
+    del options["optimizer"]
+    return Actor(context, **take(options, Actor, "actor", "Actor", ("context", "optimizer")), optimizer=None)
+
+
 @pytest.mark.parametrize("name", trl.NAMES)
-def test_a_score_is_read_at_the_token_that_was_trained(name):
-    """A response that is a text ends a scored row as the export's tokenizer ends the text for transformers."""
-    tokenizer = trl.tokenizer(name)
+def test_a_score_is_read_at_the_token_that_was_trained(name, scorer, tmp_path):
+    """In training, by the reward term of a run, and by transformers alone from the exported folder and the text."""
+    tokenizer, row = trl.tokenizer(name), {"prompt": ASKED, "response": "It is 4."}
     encoder = Encoder(tokenizer, "chat", None, scored=True)
-    ids, trains = encoder.example({"prompt": ASKED, "response": "It is 4."})
-    text = rendered(name, ASKED, add_generation_prompt=True, tokenize=False) + "It is 4."
-    assert with_end_token(tokenizer, encoder.end)(text).input_ids == ids
+    ids, trains = encoder.example(row)
     assert ids[-1] == encoder.end and trains[-1]
+    flags = [torch.tensor(trains)]
+    scored = scorer.compute(token_batch(ids, response_mask=flags, loss_mask=flags), ("score",), 1.0)["score"][0]
+    assert scored.nonzero().flatten().tolist() == [len(ids) - 1]
+
+    weights, plain = scorer.export_weights(), scorer.plain_model()
+    write_export(weights, tmp_path, plain, None, tokenizer, "score", None, encoder.ends, torch.float32)
+    reward = reward_of({"model": node(tmp_path, template="chat")}, accuracy="model")
+    reward.place(torch.device("cpu"))
+    same(reward.score([row["response"]], [row]).terms["model"], scored[-1:], 1e-3)
+
+    text = rendered(name, ASKED, add_generation_prompt=True, tokenize=False) + row["response"]
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    inputs = AutoTokenizer.from_pretrained(tmp_path)(text, return_tensors="pt")
+    assert inputs.input_ids[0].tolist() == ids
+    with torch.no_grad():
+        same(model(**inputs).logits[0], scored[-1:], 1e-3)
+
+
+def test_turns_that_call_tools_end_with_the_tokens_that_the_vendors_name():
+    """Those of the models' own generation configs, beside the end of a plain answer."""
+    found = {name: trl.tokenizer(name).convert_ids_to_tokens(trl.encoder(name).ends[1:]) for name in trl.NAMES}
+    gemma = ["diffusion_gemma", "diffusion_gemma_training", "gemma4", "gemma4_v3", "gemma4_v4", "gemma4_v5"]
+    assert {name: ends for name, ends in found.items() if ends} == {
+        "glm4moe": ["<|observation|>"],
+        "glm4moe_training": ["<|observation|>"],
+        "gptoss": ["<|call|>"],
+        "gptoss_training": ["<|call|>"],
+        **{name: ["<|tool_response>"] for name in gemma},
+    }
+
+
+def test_whatever_answers_are_trained_to_end_with_ends_a_text():
+    for name in trl.NAMES:
+        encoder = Encoder(trl.tokenizer(name), "chat", None)
+        for messages in CHATS.values():
+            try:
+                turns = trained(encoder, {"response": messages})
+            except ValueError:  # see below
+                continue
+            ends = tuple(trl.tokenizer(name).convert_ids_to_tokens(encoder.ends))
+            assert all(turn.endswith(ends) for turn in turns), name
 
 
 def runs(name: str, messages: Messages) -> list[str]:

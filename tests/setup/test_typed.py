@@ -29,6 +29,8 @@ REFUSED = {  # overrides, the key that is refused, and the reason
         ["reward/terms=[repetition]", "reward.accuracy=repetition"],
         "no term of the reward reads",
     ),
+    "reward.include_prefill=true": (["environment=guessing", "reward=environment"], "in an episode"),
+    "+reward.terms.exact_match.include_prefill=true": (["environment=calculator", "data=products"], "in an episode"),
     "reward.shard=true": ([], "no term of the reward computes with a model of this process"),
     "data.train_on=last": (["warmup=none"], "all texts that train are sampled"),
     "data.train.slips=0.5": (["warmup=none"], "nothing reads the field 'demonstration'"),

@@ -5,6 +5,7 @@ padding. Trainer and engines leave these ids out of the softmax, so both normali
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ FORBIDDEN = -1e9  # added to the logit of an id that cannot follow: its probabil
 
 def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
     """The rows that embeddings need for all tokens: one more than the largest id. A tokenizer may leave out ids."""
-    return 1 + max(_ids(tokenizer), default=-1)
+    return 1 + max(_ids(tokenizer, len(tokenizer)), default=-1)
 
 
 def forbidden_tokens(size: int, tokenizer: PreTrainedTokenizerBase, media: MediaFacts | None) -> tuple[int, ...]:
@@ -28,16 +29,21 @@ def forbidden_tokens(size: int, tokenizer: PreTrainedTokenizerBase, media: Media
         tokenizer: of the policy. One without tokens (`mode=plan`) leaves all ids.
         media: of the policy's processor; None for a model of text.
     """
-    known = _ids(tokenizer)
+    known = _ids(tokenizer, len(tokenizer))
     without = set(range(size)) - known if known else set()
     placeholders = () if media is None else media.placeholders
     return tuple(sorted(without | {token for token in placeholders if token < size}))
 
 
-def _ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """The ids that have a token. In python tokenizers several ids may share a text, under which one is listed."""
+@lru_cache(maxsize=4)  # a large vocabulary takes a tenth of a second to read, and a run asks several times
+def _ids(tokenizer: PreTrainedTokenizerBase, tokens: int) -> frozenset[int]:
+    """The ids that have a token. In python tokenizers several ids may share a text, under which one is listed.
+
+    Args:
+        tokens: their number, which tells the tokenizer from itself before tokens were added.
+    """
     base = () if tokenizer.is_fast else range(tokenizer.vocab_size)
-    return {*tokenizer.get_vocab().values(), *tokenizer.added_tokens_decoder, *base}
+    return frozenset((*tokenizer.get_vocab().values(), *tokenizer.added_tokens_decoder, *base))
 
 
 def forbidden_logits(tokens: Sequence[int], size: int, device: torch.device) -> Tensor | None:

@@ -10,6 +10,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -79,20 +80,15 @@ class Lengths:
         Raises:
             ValueError: a row cannot be encoded; names it.
         """
-        encoder = self._encoder
 
         def count(world: World) -> list[tuple[int, ...]]:
+            encoder, counted = copy(self._encoder), list[tuple[int, ...]]()
+            encoder.answers = fates = Counter[str]()
             texts = given.build(SourceContext(SINGLE_PROCESS, 0, encoder, rows, 1, (), False)).texts
-            counted: list[tuple[int, ...]] = []
-            encoder.answers = Counter()
-            try:
-                for number in range(world.rank, len(rows), world.size):
-                    with located(rows, number):
-                        tokens = count_tokens(texts(number, rows[number]), encoder)
-                    answers = [encoder.answers.pop(fate, 0) for fate in masks.FATES]
-                    counted.append((tokens.tokens, tokens.least, *answers))
-            finally:
-                encoder.answers = None
+            for number in range(world.rank, len(rows), world.size):
+                with located(rows, number):
+                    tokens = count_tokens(texts(number, rows[number]), encoder)
+                counted.append((tokens.tokens, tokens.least, *(fates.pop(fate, 0) for fate in masks.FATES)))
             return counted
 
         made_of = (_code(given.source), dict(given.options))

@@ -24,12 +24,8 @@ Messages = Sequence[Mapping[str, Any]]
 PASSED = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
 THINKS = "enable_thinking"  # an argument of many templates: the generation prompt begins a thought
 QUESTION, ANSWER = {"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}
-CALL = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}],
-}
-RESULT = {"role": "tool", "content": "result"}
+THOUGHT = {"reasoning_content": "thought", "thinking": "thought"}  # of an answer, by the names that templates read
+RESULT = {"role": "tool", "content": "result", "tool_call_id": "result000"}
 PROBE = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 
 
@@ -48,6 +44,7 @@ class ChatTemplate:
         takes_parts: whether the template renders a content that is a list of parts.
         added: texts of the tokens that the tokenizer finds before it splits the text between them, by id.
         end: the token that ends a plain answer; None where the template writes none.
+        call_end: the token that ends a turn that calls tools, where it is another one; else None.
 
     Raises:
         ValueError: there is no such template, it does not render, does not read an argument, or its tokens are not
@@ -86,6 +83,8 @@ class ChatTemplate:
         self._special = re.compile("|".join(map(re.escape, special)))
         self._end_text = self._find_end()
         self.end = int(tokenizer.convert_tokens_to_ids(self._end_text)) if self._end_text else None
+        call_end = self._find_call_end()
+        self.call_end = None if call_end is None else int(tokenizer.convert_tokens_to_ids(call_end))
         if name in _built_in() and not self._special.match(self._tail):
             raise ValueError(
                 f"data.template={name} ends an answer with {self._tail.strip()!r}, which is no special token of this "
@@ -253,10 +252,10 @@ class ChatTemplate:
         """How the template takes the arguments of a call: as an object; as a JSON text, where it writes an object as
         Python does, or not at all; "none" where it leaves out calls."""
         self._probes, found = True, {}
-        for form, arguments in (("object", {"x": "value"}), ("text", '{"x": "value"}')):
-            call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        probes: tuple[dict[str, Any] | str, ...] = ({"x": "value"}, '{"x": "value"}')
+        for form, arguments in zip(("object", "text"), probes, strict=True):
             try:
-                found[form] = self.render([QUESTION, {**CALL, "tool_calls": [call]}], None, False)
+                found[form] = self.render([QUESTION, _calls(1, arguments)], None, False)
             except ValueError:
                 continue
         self._probes = False
@@ -278,10 +277,27 @@ class ChatTemplate:
         except ValueError:  # of a template without answers
             return ""
         if not self._tail:
-            self._open_ends = {False: self._mark_behind(ANSWER, QUESTION), True: self._mark_behind(CALL, RESULT)}
-            self._tail = self._open_ends[False]
+            self._tail, call_end = self._mark_behind(ANSWER, QUESTION), self._mark_behind(_calls(1, {}), RESULT)
+            self._open_ends = {False: self._tail, True: call_end}
             return self._tail
         return "" if found is None else found[0]
+
+    def _find_call_end(self) -> str | None:
+        """The special token that ends a turn that calls tools, as `length` finds it; None for that of a plain answer.
+
+        Engines stop at it, so None, too, if it stands elsewhere in a turn: between two calls, or behind a thought.
+        """
+        for number in (2, 1):  # some templates take one call alone
+            try:
+                prompt = self.render([QUESTION], None, True)
+                answer = self.render([QUESTION, ANSWER | THOUGHT], None, False).removeprefix(prompt)
+                turn = self.render([QUESTION, _calls(number, {})], None, False).removeprefix(prompt)
+                length = self.length(turn)
+            except ValueError:
+                continue
+            end = [found[0] for found in self._special.finditer(turn, endpos=length)][-1]
+            return end if end not in answer and turn.count(end) == 1 and not turn[length:].strip() else None
+        return None
 
     def _mark_behind(self, answer: Mapping[str, Any], following: Mapping[str, Any]) -> str:
         """The special token with which the next message begins right behind an answer; empty without one.
@@ -300,6 +316,13 @@ class ChatTemplate:
     def _tail(self) -> str:
         """The text that the template adds after the last answer."""
         return self.render([QUESTION, ANSWER], None, False).rpartition("answer")[2]
+
+
+def _calls(number: int, arguments: dict[str, Any] | str) -> dict[str, Any]:
+    """A turn that calls a tool `number` times."""
+    function = {"name": "f", "arguments": arguments}
+    calls = [{"id": f"result{index:03}", "type": "function", "function": function} for index in range(number)]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
 def _with_arguments(call: Mapping[str, Any], form: Callable[[Any, str], Any]) -> Mapping[str, Any]:

@@ -61,7 +61,7 @@ class StubEncoder(Encoder):
     def __init__(self, prompt: int, answer: int) -> None:
         self.processor = None
         self.thoughts = PromptThoughts(StubTokenizer(1))
-        self.end = 0
+        self.end, self.ends = 0, (0,)
         self.prompt_tokens = prompt
         self.answer_tokens = answer
 

@@ -13,7 +13,7 @@ from rft.modes.serve.key import RUN_VARIABLE, print_key, server_key
 from rft.reward.compose import OWN, WeightedSum
 from rft.reward.services.protocol import fingerprint
 from rft.reward.serving.limits import Limits
-from rft.reward.thought import ThoughtOptions, split_node
+from rft.reward.thought import OPTIONS, ReadingOptions, split_node
 from rft.setup.components import Components
 
 REPORTED = "drop_row"  # of `call.failed`: the answer has the reason, and the run that asked decides
@@ -101,10 +101,11 @@ def check_failed(node: Mapping[str, Any]) -> None:
 
 def fingerprints(node: Mapping[str, Any]) -> dict[str | None, str]:
     """The fingerprints of the terms of a reward by name, and of their sum, None; without the options of calls."""
-    defaults, terms = ThoughtOptions(node["reasoning"], node["prompt_opens"]), {}
+    defaults = ReadingOptions(**{name: node[name] for name in OPTIONS})
+    terms = {}
     for name, term in node["terms"].items():
-        options, thoughts, _ = split_node(term, defaults, f"reward.terms.{name}")
-        terms[name] = {key: value for key, value in options.items() if key != "call"} | asdict(thoughts)
+        options, reading, _ = split_node(term, defaults, f"reward.terms.{name}")
+        terms[name] = {key: value for key, value in options.items() if key != "call"} | asdict(reading)
     own = {name: {key: value for key, value in term.items() if key not in OWN} for name, term in terms.items()}
     of_sum = fingerprint({"terms": terms, "route": node["route"]})
     return {**{name: fingerprint(options) for name, options in own.items()}, None: of_sum}

@@ -16,12 +16,11 @@ from rft.batch.encoded import EncodedText
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.masks import conversation
 from rft.data.encode.processor import RichText
-from rft.data.encode.templates import PROBE
+from rft.data.encode.templates import PROBE, THOUGHT
 
 Message = dict[str, Any]
 Tools = list[dict[str, Any]] | None
 MARK = "qZanswerZq"  # stands for an answer
-THOUGHT = {"reasoning_content": "thought", "thinking": "thought"}
 
 
 def _say(role: str, content: str = "text", **more: Any) -> Message:

@@ -1,7 +1,6 @@
 """Ids that cannot follow: which they are, and that engine, policy, reference and teacher leave out the same ones."""
 
 import copy
-from types import SimpleNamespace
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -21,8 +20,23 @@ TOKENS = 19
 SAMPLING = Sampling(max_new_tokens=12, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, stop=[], first_token=None)
 
 
+class Listed:
+    """A tokenizer that lists these ids, by text."""
+
+    def __init__(self, listed, is_fast=True, vocab_size=0, added=()):
+        self.listed, self.is_fast, self.vocab_size, self.reads = listed, is_fast, vocab_size, 0
+        self.added_tokens_decoder = dict(added)
+
+    def __len__(self):
+        return len({**self.listed, **self.added_tokens_decoder})
+
+    def get_vocab(self):
+        self.reads += 1
+        return dict(self.listed)
+
+
 def fast(*ids):
-    return SimpleNamespace(is_fast=True, get_vocab=lambda: {str(n): n for n in ids}, added_tokens_decoder={})
+    return Listed({str(number): number for number in ids})
 
 
 def test_which_ids_cannot_follow():
@@ -35,9 +49,18 @@ def test_which_ids_cannot_follow():
 
 def test_ids_of_a_python_tokenizer_that_share_a_text_can_follow():
     """Such as the control tokens of ChatGLM, whose text is empty: one of them is listed, and one is the end token."""
-    listed = {"": 3, "a": 4, "b": 5}
-    shared = SimpleNamespace(is_fast=False, vocab_size=6, get_vocab=lambda: listed, added_tokens_decoder={7: "<end>"})
+    shared = Listed({"": 3, "a": 4, "b": 5}, is_fast=False, vocab_size=6, added={7: "<end>"})
     assert forbidden_tokens(9, shared, None) == (6, 8) and vocabulary_size(shared) == 8
+
+
+def test_a_vocabulary_is_read_once_until_tokens_are_added():
+    tokenizer = fast(0, 1, 2)
+    assert [vocabulary_size(tokenizer), vocabulary_size(tokenizer)] == [3, 3]
+    assert forbidden_tokens(5, tokenizer, None) == (3, 4) and tokenizer.reads == 1
+    tokenizer.listed["4"] = 4
+    assert vocabulary_size(tokenizer) == 5 and forbidden_tokens(5, tokenizer, None) == (3,) and tokenizer.reads == 2
+    real = characters(alphabet="01")
+    assert vocabulary_size(real) == 5 and real.add_tokens(["<more>"]) == 1 and vocabulary_size(real) == 6
 
 
 def test_without_a_tokenizer_all_ids_can_follow():

@@ -10,7 +10,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from rft.actor.model import add_end_token, write_export
+from rft.actor.model import add_end_tokens, write_export
 from rft.rollout.engine.base import Request
 from rft.rollout.engine.sampling import Sampling
 from rft.setup.assembly import Job
@@ -202,19 +202,19 @@ def test_a_saved_model_is_loaded_by_its_library(world, tmp_path, export, quantiz
     assert not torch.allclose(ours, base.compute(batch, ("logprobs",), 1.0)["logprobs"][:, 1:], atol=1e-3)
 
 
-@pytest.mark.parametrize("end", [None, 7])
-def test_an_adapter_alone_names_the_end_tokens_of_the_run(end, world, tmp_path):
-    """Its generation config all of them, its tokenizer the one that answers are trained to end with."""
+@pytest.mark.parametrize("ends", [(), (7,), (7, 9)])
+def test_an_adapter_alone_names_the_end_tokens_of_the_run(ends, world, tmp_path):
+    """Its generation config all of them, its tokenizer the one that plain answers are trained to end with."""
     make(world, seed=4).save_model(tmp_path / "base")
     actor = make(world, {"export": "adapter"}, path=str(tmp_path / "base"))
     model, tokenizer = actor.plain_model(), actor.tokenizer
-    add_end_token(model, end)
+    add_end_tokens(model, ends)
     tensors, dtype = actor.export_weights(), torch.float32
-    write_export(tensors, tmp_path / "out", model, actor.adapters, tokenizer, "lm", None, end, dtype)
-    ends = GenerationConfig.from_pretrained(tmp_path / "out").eos_token_id
-    assert ends == (tokenizer.eos_token_id if end is None else [tokenizer.eos_token_id, end])
+    write_export(tensors, tmp_path / "out", model, actor.adapters, tokenizer, "lm", None, ends, dtype)
+    named = GenerationConfig.from_pretrained(tmp_path / "out").eos_token_id
+    assert named == ([tokenizer.eos_token_id, *ends] if ends else tokenizer.eos_token_id)
     saved = AutoTokenizer.from_pretrained(tmp_path / "out")
-    assert saved.eos_token_id == (end or tokenizer.eos_token_id) and saved.pad_token_id == tokenizer.pad_token_id
+    assert saved.eos_token_id == [*ends, tokenizer.eos_token_id][0] and saved.pad_token_id == tokenizer.pad_token_id
     assert saved("3a").input_ids == tokenizer("3a").input_ids and tokenizer.eos_token_id == 1
     again = make(world, {"export": "adapter"}, path=str(tmp_path / "out"))
     same(weights(again), weights(actor), 0.0)

@@ -21,16 +21,22 @@ GIVEN = GivenTexts(DatasetSource, {"response": "response"})
 
 
 class Counting(Encoder):
-    """Says how many prompts and examples it was asked for."""
+    """Says how many prompts and examples it and its copies were asked for."""
 
-    asked = 0
+    def __init__(self, *given, **options):
+        super().__init__(*given, **options)
+        self._asked = []
+
+    @property
+    def asked(self):
+        return len(self._asked)
 
     def whole_prompts(self, rows):
-        self.asked += len(rows)
+        self._asked += rows
         return super().whole_prompts(rows)
 
     def example(self, row, overlong=None):
-        self.asked += 1
+        self._asked.append(row)
         return super().example(row, overlong)
 
 

@@ -53,6 +53,7 @@ def test_an_answer_without_an_end_of_its_own_ends_with_the_mark_of_the_next_mess
     )
     encoder = Encoder(made, "chat", None)
     assert encoder.end == made.convert_tokens_to_ids("<|user|>")
+    assert encoder.ends == (encoder.end, made.convert_tokens_to_ids("<|tool|>"))
     assert trained(encoder, {"response": [*CALLING, *TWO[2:]]}) == [
         '({"a": 2, "b": 2})<|tool|>',
         "It is 4.<|user|>",
@@ -96,6 +97,50 @@ def test_a_conversation_is_what_the_models_own_template_makes_of_it(name):
     own, made = ChatTemplate(tokenizer(BUILT_IN[name]), "chat"), ChatTemplate(tokenizer(BUILT_IN[name]), name)
     for messages, answering in ((TWO[:1], True), (TWO[:2], False), (TWO[:3], True), (TWO, False)):
         assert made.render(messages, None, answering) == own.render(messages, None, answering)
+
+
+# What a template writes of a turn that calls tools, and the end token of the run beside that of plain answers.
+CALLS = {
+    "(f)<|call|>": "<|call|>",
+    "(f)<|call|>\n": "<|call|>",
+    "(f)<|im_end|>": None,
+    "(f)<|call|>, and then": None,  # no engine may stop within a turn
+    "<think></think>(f)": None,
+    "<think></think>": None,  # a plain answer has it behind a thought
+    "": None,
+}
+
+
+@pytest.mark.parametrize(("turn", "end"), CALLS.items())
+def test_turns_that_call_tools_end_with_a_token_that_stands_nowhere_else(turn, end):
+    made = _ending_calls_with(turn)
+    encoder = Encoder(made, "chat", None)
+    assert made.convert_ids_to_tokens(encoder.ends) == ["<|im_end|>", *([end] if end else [])]
+
+
+def test_a_token_behind_each_of_two_calls_does_not_end_a_turn():
+    twice = "{% for call in message.tool_calls %}(f)<|call|>{% endfor %}"
+    for turn, ends in ((twice, 1), (twice + "<|calls|>", 2)):
+        assert len(Encoder(_ending_calls_with(turn), "chat", None).ends) == ends
+
+
+def test_the_end_of_a_call_is_found_whatever_form_its_arguments_have():
+    refused = "{% if message.tool_calls | length > 1 %}{{ raise_exception('one call') }}{% endif %}"
+    for turn in ("{{ message.tool_calls[0].function.arguments + '' }}", refused):
+        made = _ending_calls_with(f"(f){turn}<|call|>")
+        assert made.convert_ids_to_tokens(Encoder(made, "chat", None).ends) == ["<|im_end|>", "<|call|>"]
+
+
+def _ending_calls_with(turn):
+    """A tokenizer whose template writes this of a turn that calls tools."""
+    made = tokenizer(chats.CHATML)
+    made.add_special_tokens({"additional_special_tokens": ["<|call|>", "<|calls|>", "<think>", "</think>"]})
+    made.chat_template = (
+        "{% for message in messages %}<|im_start|>{{ message.role }}:{% if message.tool_calls %}" + turn + "{% else %}"
+        "{% if message.thinking %}<think>{{ message.thinking }}</think>{% endif %}{{ message.content }}<|im_end|>"
+        "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant:{% endif %}"
+    )
+    return made
 
 
 @pytest.mark.parametrize("name", ["chatml", "llama3"])

@@ -64,6 +64,19 @@ def test_a_server_reads_thoughts_as_this_process_does():
                 hosted(address, {"rule": TERMS["rule"] | other}).check()
 
 
+def test_a_server_reads_the_beginning_of_an_answer_as_this_process_does():
+    begun = {"role": "assistant", "content": "#### 1"}
+    rows = [{"answer": "13", "prompt": [{"role": "user", "content": "10+3?"}, begun]}]
+    terms = {"rule": TERMS["rule"] | {"include_prefill": True}}
+    with served(terms, "rule") as address:
+        found = hosted(address, terms)
+        found.check()
+        assert found.score(["3"], rows).total.tolist() == [1.0] and found.extract(["3"], rows) == ["13"]
+        found.close()
+        with pytest.raises(Problems, match=r"^reward\.terms\.rule\.call\.http\.addresses: the servers have other"):
+            hosted(address).check()
+
+
 def test_a_server_with_other_options_is_refused():
     other = {name: node | {"weight": 3.0} for name, node in TERMS.items()}
     with served(other, "rule") as address:

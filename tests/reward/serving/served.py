@@ -16,7 +16,7 @@ from rft.reward.serving.limits import Limits
 from tests.reward.reward_of import reward_of
 
 KEY = "secret"
-THOUGHTS = {"reasoning": ["<think>", "</think>"], "prompt_opens": None}
+THOUGHTS = {"reasoning": ["<think>", "</think>"], "prompt_opens": None, "include_prefill": False}
 LIMITS = {"body_mib": 1.0, "rows": 64, "requests": 8, "end_s": 5}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from rft.distributed import start
 from rft.registry import Target
@@ -19,6 +19,7 @@ from rft.rollout.engine.sampling import FirstToken, Sampling, truncate
 from rft.rollout.engine.vllm import VLLMEngine
 from rft.setup.parts import CONTEXT
 from rft.strategy.gather import GatherOptions
+from tests.e2e.test_conversations import learn_chats
 from tests.families.rows import encoder, rows
 from tests.helpers import engine_context
 from tests.rollout.media import check_samples_with_media, family_for_vllm
@@ -190,11 +191,15 @@ def test_attention_in_both_directions_is_refused_on_a_cpu(with_media):
         with_media("gemma3")
 
 
+def environment():
+    """Of a process with vLLM."""
+    return os.environ | {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+
 def run(folder, command, *overrides):
     """Runs the main job in a process of its own and returns its steps."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     words = [*command, "-m", "rft.main", *RUN, f"output_dir={folder}/run", *overrides]
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(words, cwd=folder, env=environment(), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
 
@@ -230,6 +235,33 @@ def test_a_mixture_of_experts_is_sampled_as_it_is_trained(tmp_path):
     rows = run(tmp_path, [sys.executable], "actor.model_config.model_type=qwen3_moe", *words)
     gaps = [row["rollout/logprob_gap_max"] for row in rows if "rollout/logprob_gap_max" in row]
     assert len(gaps) == 3 and max(gaps) < 1e-4
+
+
+ALONE = """
+import json, sys
+from vllm import LLM
+
+llm = LLM(model=sys.argv[1], dtype="float32", enforce_eager=True, gpu_memory_utilization=0.1)
+asked = [[{"role": "user", "content": f"reverse {number}="}] for number in sys.argv[2:]]
+for answered in llm.chat(asked, use_tqdm=False):
+    print(json.dumps([answered.outputs[0].finish_reason, answered.outputs[0].token_ids]))
+"""
+
+
+@needs_vllm
+@pytest.mark.slow
+def test_a_base_model_that_has_learnt_chats_stops_where_they_end(resolved, tmp_path):
+    """In vLLM alone, which loads the exported folder, and the sampling parameters from it."""
+    folder = learn_chats(resolved, tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert tokenizer.eos_token_id != end
+    words = [sys.executable, "-c", ALONE, str(folder), "1234", "7080", "9915"]
+    done = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-4000:]
+    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('["')]
+    assert [(reason, tokens[-1]) for reason, tokens in answers] == [("stop", end)] * 3
+    assert all(len(tokens) < 8 for _, tokens in answers)
 
 
 @pytest.fixture
