@@ -17,7 +17,7 @@ DEEPSEEK = (
     "<｜tool▁call▁end｜>",
     "<｜tool▁calls▁end｜>",
 )
-FENCED = re.compile(rf"({NAME})\s*```(?:json)?\s*(.*?)\s*```", re.DOTALL)
+FENCE = ("```json", "```")
 KIMI = (
     "<|tool_calls_section_begin|>",
     "<|tool_call_begin|>",
@@ -87,9 +87,9 @@ def deepseek(text: str, tools: Mapping[str, Schema]) -> Found:
 
 
 def _deepseek_call(left: str, right: str) -> ToolCall | str:
-    fenced = FENCED.fullmatch(right.strip()) if left.strip() == "function" else None
-    if fenced is not None:
-        return named_call(fenced[1], fenced[2])
+    name, fenced, arguments = right.strip().partition(FENCE[0])
+    if left.strip() == "function" and fenced and arguments.endswith(FENCE[1]):
+        return named_call(name.strip(), arguments.removesuffix(FENCE[1]))
     return named_call(left.strip(), right)
 
 

@@ -1,6 +1,7 @@
 """Values of arguments: JSON, and texts whose type the schema of the tool states."""
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -18,15 +19,22 @@ def _no_number(text: str) -> None:
     raise ValueError(f"{text} is no number")
 
 
-DECODER = json.JSONDecoder(parse_constant=_no_number)
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text:.20} is beyond float64")
+    return number
+
+
+DECODER = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)
 
 
 def json_at(text: str, place: int) -> tuple[Any, int]:
     """The JSON value at an index of a text behind blanks, and the index of its end.
 
     Raises:
-        ValueError: it is not JSON, is nested more than 64 levels deep, a number is NaN, infinite, or has more digits
-            than Python reads (4300), or a text has half of a surrogate pair. A `json.JSONDecodeError` has the index.
+        ValueError: it is not JSON, is nested more than 64 levels deep, a number is NaN, beyond float64, or has more
+            digits than Python reads (4300), or a text has half of a surrogate pair.
     """
     blanks = BLANKS.match(text, place)
     assert blanks is not None, "it matches an empty text"

@@ -50,12 +50,14 @@ class Case:
         text: of the answer.
         content, calls: as `calls_of` returns them; in the place of a reason stands its beginning.
         opened: the mark of the thought that the prompt opened.
+        thinks: it has thoughts.
     """
 
     text: str
     content: str
     calls: list[ToolCall | str]
     opened: str | None = None
+    thinks: bool = False
 
 
 def schema(name: str, properties: dict[str, Any]) -> dict[str, Any]:
@@ -184,7 +186,9 @@ FORMS = {
     "qwen_xml": Form("qwen_xml", _qwen, "<tool_call>", "a <tool_call> is not closed"),
     "glm": Form("glm", _glm, "<tool_call>", "a <tool_call> is not closed"),
     "llama_json": Form("llama_json", _llama, '{\\"name\\": \\"look\\"', "the call is no JSON (Unterminated string"),
-    "llama_python": Form("llama_python", _python, "<|python_tag|>", "the call is no Python (unterminated string", whole=True),
+    "llama_python": Form(
+        "llama_python", _python, "<|python_tag|>", "the call is no Python (unterminated string", whole=True
+    ),
     "mistral list": Form("mistral", _mistral_list, "[TOOL_CALLS]", "the call is no JSON (Unterminated", BRACKETS, True),
     "mistral": Form("mistral", _mistral, "[TOOL_CALLS]", "the call is no JSON (Unterminated string", BRACKETS),
     "deepseek": Form("deepseek", _deepseek, "<｜tool▁calls▁begin｜>", "a <｜tool▁call▁begin｜> is not closed"),
@@ -226,36 +230,30 @@ def cases(form: Form) -> dict[str, Case]:
 
 def of_thoughts(form: Form, tea: str, look: str, opening: str, closing: str) -> dict[str, Case]:
     whole = form.format == "llama_json"  # the call is the whole answer
+    before = (
+        Case(f"I look.\n\n{tea}", f"I look.\n\n{tea}", []) if whole else Case(f"I look.\n\n{tea}", "I look.", [FOUND])
+    )
+    thought, no = f"{look}\n{closing}", f"{look}\n{closing}\n\nNo."
     return {
-        "text before the call": Case(
-            f"I look.\n\n{tea}", f"I look.\n\n{tea}" if whole else "I look.", [] if whole else [FOUND]
-        ),
-        "inside of a thought": Case(
-            f"{opening}\n{look}\n{closing}\n\nNo.", f"{opening}\n{look}\n{closing}\n\nNo.", []
-        ),
-        "behind a thought": Case(f"{opening}\n{look}\n{closing}\n\n{tea}", f"{opening}\n{look}\n{closing}", [FOUND]),
-        "in a thought that does not end": Case(f"{opening}\n{tea}", f"{opening}\n{tea}", []),
-        "in a thought that the prompt opened": Case(
-            f"{look}\n{closing}\n\nNo.", f"{look}\n{closing}\n\nNo.", [], opening
-        ),
-        "behind a thought that the prompt opened": Case(
-            f"So {look}\n{closing}\n\n{tea}", f"So {look}\n{closing}", [FOUND], opening
-        ),
-        "in a thought of the prompt that does not end": Case(tea, tea, [], opening),
-    }  # fmt: skip
+        "text before the call": before,
+        "inside of a thought": Case(f"{opening}\n{no}", f"{opening}\n{no}", [], None, True),
+        "behind a thought": Case(f"{opening}\n{thought}\n\n{tea}", f"{opening}\n{thought}", [FOUND], None, True),
+        "in a thought that does not end": Case(f"{opening}\n{tea}", f"{opening}\n{tea}", [], None, True),
+        "in a thought that the prompt opened": Case(no, no, [], opening, True),
+        "behind a thought that the prompt opened": Case(f"{thought}\n\n{tea}", thought, [FOUND], opening, True),
+        "in a thought of the prompt that does not end": Case(tea, tea, [], opening, True),
+    }
 
 
 def of_channels(tea: str) -> dict[str, Case]:
     draft = 'I write to=functions.look {"a": 1}'
     thought = f"<|channel|>analysis<|message|>{draft}<|end|><|start|>assistant"
+    said = f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{tea}"
+    first = ' to=functions.find<|channel|>commentary json<|message|>{"query": "tea"}<|call|>'
     return {
-        "text before the call": Case(
-            f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{tea}", "I look.", [FOUND]
-        ),
+        "text before the call": Case(said, "I look.", [FOUND]),
         "inside of a thought": Case(f"{thought}<|channel|>final<|message|>No.<|return|>", "No.", []),
         "behind a thought": Case(f"{thought}{tea}", draft, [FOUND]),
         "in a thought that does not end": Case(f"<|channel|>analysis<|message|>{draft}", draft, []),
-        "the recipient first": Case(
-            ' to=functions.find<|channel|>commentary json<|message|>{"query": "tea"}', "", [FOUND]
-        ),
-    }  # fmt: skip
+        "the recipient first": Case(first, "", [FOUND]),
+    }

@@ -5,11 +5,11 @@ import sys
 import pytest
 
 from rft.data.tool_calls import TOOL_CALLS, ToolCall, calls_of
-from tests.data.tool_calls.table import FORMS, TOOLS, cases
+from tests.data.tool_calls.table import FORMS, TEA, TOOLS, cases
 
 TABLE = [(form, name) for form in FORMS for name in cases(FORMS[form])]
 WITHOUT_OPTIONS = [name for name in TOOL_CALLS.names() if name != "mark"]
-DEADLINE_S = 60.0  # of this process's own time, which other processes do not lengthen; the parsers take two seconds
+DEADLINE_S = 60.0  # of this process's own time, which other processes do not lengthen; the parsers take ten
 A, B, C = (f'<tool_call>{{"name": "{name}"}}</tool_call>' for name in "abc")
 
 
@@ -58,38 +58,53 @@ def test_a_call_that_is_not_closed_hides_what_follows():
     assert content == "So" and reason == "a <tool_call> is not closed"
 
 
-def pieces(format):
-    """Texts whose repetition could take a parser long."""
-    return [*format.facts.marks, '{"', '{"name": "f", "parameters": ', "[", '"\\', "f.call(x=[", "{}", " "]
+def texts(form, size, second):
+    """Repeated marks in front of a call, in its name and in an argument, with the rest of the call and without."""
+    pieces = [
+        *built(form.format).facts.marks,
+        '{"',
+        '{"name": "f", "parameters": ',
+        "[",
+        '"\\',
+        "f.call(x=[",
+        "{}",
+        " ",
+    ]
+    whole = form.write([("find", TEA)])
+    places = (0, whole.index("find") + 2, whole.index("tea") + 2)
+    for piece in pieces:
+        for other in pieces if second else ("",):
+            repeated = (piece + other) * (size // len(piece + other))
+            for place in places:
+                yield whole[:place] + repeated
+                yield whole[:place] + repeated + whole[place:]
 
 
-def read_repetitions(name, size, second):
-    format = built(name)
-    for piece in pieces(format):
-        for other in pieces(format) if second else ("",):
-            text = (piece + other) * (size // len(piece + other))
-            content, calls = calls_of(format.facts.marks[0] + text, TOOLS, format, None)
-            assert isinstance(content, str) and all(isinstance(call, str | ToolCall) for call in calls)
+def read_all(form, size, second):
+    format = built(form.format)
+    for text in texts(form, size, second):
+        content, calls = calls_of(text, TOOLS, format, None)
+        assert isinstance(content, str) and all(isinstance(call, str | ToolCall) for call in calls)
 
 
-@pytest.mark.parametrize("name", WITHOUT_OPTIONS)
-def test_100_000_characters_of_its_own_marks_are_read(name):
-    read_repetitions(name, 100_000, second=False)
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_marks_of_its_own_anywhere_raise_nothing(form):
+    read_all(form, 10_000, second=False)
+    read_all(form, 100, second=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", WITHOUT_OPTIONS)
-def test_the_time_grows_with_the_length_and_not_its_square(name):
-    """A parser that reads the rest of the text at every mark takes the time of 10**11 characters."""
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_the_time_grows_with_the_length_and_not_its_square(form):
+    """A parser that reads the rest of the text at every mark takes the time of 10**9 characters for each text."""
 
     def late(*_):
-        raise AssertionError(f"{name} takes more than {DEADLINE_S} seconds")
+        raise AssertionError(f"{form.format} takes more than {DEADLINE_S} seconds")
 
     before = signal.signal(signal.SIGVTALRM, late)
     signal.setitimer(signal.ITIMER_VIRTUAL, DEADLINE_S)
     try:
-        read_repetitions(name, 1_000_000, second=False)
-        read_repetitions(name, 100_000, second=True)
+        read_all(form, 100_000, second=True)
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
