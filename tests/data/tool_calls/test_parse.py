@@ -1,9 +1,12 @@
+import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import rft
 from rft.data.tool_calls import TOOL_CALLS, ToolCall, calls_of
 from tests.data.tool_calls.table import FORMS, TEA, TOOLS, cases
 
@@ -33,6 +36,12 @@ def test_the_calls_of_an_answer(form, name):
 
 def test_every_format_is_in_the_table():
     assert {form.format for form in FORMS.values()} == {*WITHOUT_OPTIONS}
+
+
+def test_the_page_on_environments_has_a_row_for_every_format():
+    page = (Path(rft.__file__).parents[1] / "docs" / "agents.md").read_text()
+    section = page.partition("## Formats of tool calls\n")[2].partition("\n## ")[0]
+    assert sorted(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == TOOL_CALLS.names()
 
 
 def test_thoughts_anywhere_call_nothing():
