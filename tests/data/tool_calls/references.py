@@ -2,12 +2,13 @@
 """What parsers of other packages read of the answers of the table, and where they differ from what the table says."""
 
 from collections.abc import Callable
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rft.data.tool_calls import TOOL_CALLS, ToolCall
-from tests.data.tool_calls.table import FORMS, Case, cases
+from tests.data.tool_calls.table import FORMS, Case, cases, untyped
 
 # Tokens that the packages look up in tokenizers of the models, beside the marks of calls.
 TOKENS = (
@@ -50,4 +51,20 @@ def differences(forms: list[str], read: Callable[[str, Case], list[ToolCall] | s
             calls = read(form, case)
             if calls != [call for call in case.calls if isinstance(call, ToolCall)]:
                 found[form, name] = calls
+    return found
+
+
+def differing_values(
+    form: str, read: Callable[[str, dict[str, dict[str, Any]]], list[dict[str, Any]]]
+) -> dict[str, object]:
+    """The values that another parser reads where the table has another one, by their names.
+
+    Args:
+        read: the arguments of the calls of a text, for tools.
+    """
+    found: dict[str, object] = {}
+    for name, tools, text, value in untyped(form):
+        calls = read(text, tools)
+        if repr(calls) != repr([] if value is str else [{"x": value}]):
+            found[name] = calls[0]["x"] if calls else None
     return found

@@ -1,7 +1,8 @@
 # ruff: noqa: RUF001  (bars of DeepSeek)
 """Answers in every format of tool calls, and the calls that they have, written by hand."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +77,31 @@ FIND = {
     "tags": {"type": "array"},
 }
 TOOLS = {"find": schema("find", FIND), "look": schema("look", {})}
+
+# Values that a form writes without their types: the schema of the parameter, the text, and the value by hand. The type
+# stands for a call that cannot be read.
+STRING, NUMBER = {"type": "string"}, {"type": "number"}
+SOME = {"anyOf": [{"type": "string"}, {"type": "integer"}]}
+UNTYPED: list[tuple[dict[str, Any], str, Any]] = [
+    (STRING, "null", "null"),
+    (STRING, "True", "True"),
+    (STRING, "12", "12"),
+    ({"type": ["string", "null"]}, "null", None),
+    ({"type": "string", "nullable": True}, "null", None),
+    (SOME, "12", 12),
+    (SOME, "x", "x"),
+    (SOME, '{"a": 1}', '{"a": 1}'),
+    ({"type": "integer"}, "3", 3),
+    ({"type": "integer"}, "x", str),
+    (NUMBER, "3", 3),
+    (NUMBER, "0.5", 0.5),
+    ({"type": "boolean"}, "True", True),
+    ({"type": "boolean"}, "yes", str),
+    ({"type": "object"}, "{'a': 1}", str),
+    ({"enum": ["1", "2"]}, "1", "1"),
+    ({}, "12", 12),
+    ({}, "x", "x"),
+]
 
 ARGUMENTS = {
     "one call": Arguments('{"query": "tea"}', [("query", "tea")], 'query="tea"', {"query": "tea"}),
@@ -178,6 +204,13 @@ def _kimi(calls: list[tuple[str, Arguments]]) -> str:
         for number, (name, arguments) in enumerate(calls)
     ]
     return f"<|tool_calls_section_begin|>{''.join(texts)}<|tool_calls_section_end|>"
+
+
+def untyped(form: str) -> Iterator[tuple[str, dict[str, dict[str, Any]], str, Any]]:
+    """Each of `UNTYPED` as a call of `f` with the argument `x`: a name of it, the tools, the text and the value."""
+    for parameter, text, value in UNTYPED:
+        call = FORMS[form].write([("f", Arguments("", [("x", text)], "", {}))])
+        yield f"{text} of {json.dumps(parameter)}", {"f": schema("f", {"x": parameter})}, call, value
 
 
 BRACKETS = ("[THINK]", "[/THINK]")

@@ -12,7 +12,7 @@ from renderers.base import ToolCallParseStatus
 from renderers.parsing import parse_gpt_oss
 
 from rft.data.tool_calls import ToolCall
-from tests.data.tool_calls.references import differences, tokenizer
+from tests.data.tool_calls.references import differences, differing_values, tokenizer
 from tests.data.tool_calls.table import FOUND, LOOKED, TOOLS
 
 # The renderer of each form, and the token that ends its answers. The package has none for the others.
@@ -54,6 +54,19 @@ LLAMA = {
 }
 
 
+VALUES = {
+    # By design here: Python's spelling of a boolean is one, as the template of Qwen3.5 writes it, and a text without a
+    # type is a text. The package marks such calls as malformed.
+    'True of {"type": "boolean"}': None,
+    "x of {}": None,
+    # Wrong there: a value of a type that the schema does not allow, instead of the text.
+    '1 of {"enum": ["1", "2"]}': 1,
+    '{"a": 1} of {"anyOf": [{"type": "string"}, {"type": "integer"}]}': {"a": 1},
+    # By design here: `nullable` allows null, as in the schemas that transformers makes.
+    'null of {"type": "string", "nullable": true}': "null",
+}
+
+
 @cache
 def parser(form):
     name, end = RENDERERS[form]
@@ -73,3 +86,14 @@ def read(form, case):
 
 def test_every_difference_has_a_reason():
     assert differences([*RENDERERS], read) == OPEN_THOUGHTS | GLM_THOUGHTS | LLAMA
+
+
+@pytest.mark.parametrize("form", ["qwen_xml", "glm"])
+def test_every_value_of_another_type_has_a_reason(form):
+    made, parse = parser(form)
+
+    def arguments(text, tools):
+        found = parse(made(text).input_ids, tools=[tool["function"] for tool in tools.values()], prompt_ids=[0])
+        return [call.arguments for call in found.tool_calls if call.status is ToolCallParseStatus.OK]
+
+    assert differing_values(form, arguments) == VALUES

@@ -1,7 +1,7 @@
 import pytest
 
 from rft.data.tool_calls import TOOL_CALLS, ToolCall
-from tests.data.tool_calls.table import schema
+from tests.data.tool_calls.table import schema, untyped
 
 KINDS = {"text": {"type": "string"}, "whole": {"type": "integer"}, "flag": {"type": "boolean"}, "some": {}}
 TOOLS = {"f": schema("f", KINDS)}
@@ -86,3 +86,11 @@ def test_a_parameter_that_the_tool_does_not_state_is_json_or_the_text():
         for key in ("some", "unknown"):
             assert qwen(f"<parameter={key}>\n{text}\n</parameter>") == ToolCall("f", {key: value})
             assert glm(f"<arg_key>{key}</arg_key><arg_value>{text}</arg_value>") == ToolCall("f", {key: value})
+
+
+@pytest.mark.parametrize("form", ["qwen_xml", "glm"])
+def test_the_schema_gives_the_type_of_a_value(form):
+    for name, tools, text, value in untyped(form):
+        [call] = TOOL_CALLS.build({"name": form}, "k")(text, tools)[1]
+        found = call if isinstance(call, str) else call.arguments["x"]
+        assert isinstance(call, str) if value is str else (type(found), found) == (type(value), value), name
