@@ -61,8 +61,9 @@ def mistral(text: str, tools: Mapping[str, Schema]) -> Found:
             break
         found += calls
         following = text.find(MISTRAL[0], place)
-        if text[place : following if following >= 0 else len(text)].strip():
+        if text[place : following if following >= 0 else len(text)].strip():  # it may be a thought
             found.append("behind a call stands a text that is no call")
+            break
         place = following
     return content.strip(), found
 
@@ -123,6 +124,8 @@ def _sections(text: str, marks: tuple[str, ...], read: Callable[[str, str], Tool
             found.append(read(left, right) if separated else f"a call has no {separator}")
         if rest is not None:
             found.append(f"a {call_opening} is not closed")
-        if beside.strip() or not (calls or rest):
-            found.append("a section of calls has a text that is no call" if beside.strip() else "a section has no call")
+        if beside.strip():
+            found.append("a section of calls has a text that is no call")
+        elif not calls and rest is None:
+            found.append("a section has no call")
     return content.strip(), found

@@ -58,6 +58,10 @@ def test_62_levels_below_the_arguments_are_read():
         ('[TOOL_CALLS]g[ARGS]{}[TOOL_CALLS]f[ARGS]{"x": y}', [ToolCall("g", {}), "the call is no JSON (Expecting"]),
         ('[TOOL_CALLS]f[ARGS]{"x": y}[TOOL_CALLS]g[ARGS]{}', ["the call is no JSON (Expecting"]),
         ("[TOOL_CALLS]f[ARGS]{} and more", [ToolCall("f", {}), "behind a call stands a text that is no call"]),
+        (
+            "[TOOL_CALLS]f[ARGS]{} [THINK][TOOL_CALLS]g[ARGS]{}[/THINK]",
+            [ToolCall("f", {}), "behind a call stands a text that is no call"],
+        ),
     ],
 )
 def test_calls_of_mistral(text, calls):
@@ -91,6 +95,9 @@ def test_calls_of_kimi():
         "so", ["the id of the call is 'f', not functions.name:number"]
     )  # fmt: skip
     assert read("kimi_k2", section.format("")) == ("so", ["a section has no call"])
+    assert read("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>") == (
+        "", ["a <|tool_call_begin|> is not closed"]
+    )  # fmt: skip
     assert read("kimi_k2", section.format(f"hm {call.format('f:0')}")) == (
         "so", [ToolCall("f", {}), "a section of calls has a text that is no call"]
     )  # fmt: skip
