@@ -42,14 +42,15 @@ suite_benchmark() {
 
 suite_trl_templates() {
   folder trl trl
-  PYTHONPATH="$work/folders/trl" pytest -n 0 tests/rollout/environment tests/scripts/test_chat_page.py
+  PYTHONPATH="$work/folders/trl" pytest -n 0 tests/rollout/environment tests/scripts/test_chat_page.py \
+    tests/data/tool_calls/test_find_format.py
 }
 
 suite_renderers() {
   folder renderers_trl trl
   beside renderers constraints.txt renderers httpx
   PYTHONPATH="$work/folders/renderers_trl" test_beside renderers tests/rollout/environment/adapters/test_renderers.py \
-    tests/e2e/test_renderers.py
+    tests/e2e/test_renderers.py tests/data/tool_calls/test_parse_renderers.py
 }
 
 suite_mcp() {
@@ -127,5 +128,5 @@ suite_servers() {  # of vLLM and SGLang
 
 suite_vllm() {  # in this process
   "$RFT_VLLM_PYTHON" -m pytest -m slow tests/rollout/engine/test_vllm.py tests/rollout/engine/test_vllm_lora.py \
-    tests/modes/doctor/test_run.py tests/scripts/test_rollout_benchmark.py
+    tests/modes/doctor/test_run.py tests/scripts/test_rollout_benchmark.py tests/data/tool_calls/test_parse_vllm.py
 }

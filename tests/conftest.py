@@ -157,12 +157,13 @@ def plugins_forgotten(monkeypatch, tmp_path):
     from rft.algorithm import registries
     from rft.algorithm.roles import ROLES
     from rft.data.rows.schemas import SCHEMAS
+    from rft.data.tool_calls import TOOL_CALLS
     from rft.registry import Registry
     from rft.reward import REWARDS
     from rft.train.schedules import SCHEDULES
 
     tables = [table for table in vars(registries).values() if isinstance(table, Registry)]
-    for table in (*tables, SCHEMAS, REWARDS, SCHEDULES):
+    for table in (*tables, SCHEMAS, REWARDS, SCHEDULES, TOOL_CALLS):
         monkeypatch.setattr(table, "_entries", dict(table._entries))
     monkeypatch.setattr(ROLES, "_roles", dict(ROLES._roles))
     monkeypatch.setattr(sys, "path", list(sys.path))

@@ -45,6 +45,7 @@ from transformers.utils.chat_template_utils import (
     get_json_schema,
 )
 
+from rft.data.tool_calls import Schema
 from rft.errors import build_each
 from rft.registry import Target
 from rft.rollout.environment.fork_server import is_agent
@@ -55,7 +56,6 @@ RESERVED = ("reset", "get_reward", "close", *GAME, *DYNAMIC)  # public methods t
 AGENT = ("data", "base_url", "api_key")  # parameters of a function that plays by itself
 FIELD = "environment"  # of a row: the name of its environment
 REWARD = "environment"  # the reward term with the environment's own reward
-Schema = dict[str, Any]  # of a tool: {"type": "function", "function": {"name", "description", "parameters"}}
 
 
 @dataclass(frozen=True)

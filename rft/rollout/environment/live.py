@@ -6,11 +6,11 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from rft.data.tool_calls import ToolCall
 from rft.rollout.environment.calls import CallFailed
 from rft.rollout.environment.contract import FIELD, EnvironmentClass, checked_reward, checked_step, refuse_arguments
 from rft.rollout.environment.fork_server import as_text
 from rft.rollout.environment.instance import Instance
-from rft.rollout.environment.tool_calls import ToolCall
 
 Messages = list[dict[str, Any]]
 T = TypeVar("T")

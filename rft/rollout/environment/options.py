@@ -8,13 +8,13 @@ from typing import Any, Literal
 from rft.batch.turn_columns import TURN_COLUMNS
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.templates import PROBE, ChatTemplate
+from rft.data.tool_calls import TOOL_CALLS
 from rft.errors import build_each
 from rft.ranges import PositiveInt, Seconds
 from rft.registry import Plugin, did_you_mean
 from rft.rollout.environment.adapters.renderers import PackageRenderer, check_renderer, renderer_of
 from rft.rollout.environment.contract import FIELD, EnvironmentClass, environment_class
 from rft.rollout.environment.fork_server import prepare
-from rft.rollout.environment.tool_calls import TOOL_CALLS
 from rft.rollout.environment.turn_template import TurnTemplate
 
 KEY = "environment"

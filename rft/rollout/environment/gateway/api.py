@@ -10,9 +10,9 @@ from functools import cache
 from typing import Any
 
 from rft.data.encode.masks import conversation
+from rft.data.tool_calls import Schema
 from rft.rollout.answers import Answer
 from rft.rollout.engine.sampling import Sampling
-from rft.rollout.environment.contract import Schema
 from rft.rollout.environment.turn_template import Message
 
 IN_MESSAGES = ("role", "content", "name", "tool_call_id", "tool_calls", "reasoning_content")  # what templates read

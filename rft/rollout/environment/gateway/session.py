@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rft.batch.trajectory import Finish, Segment, Trajectory
+from rft.data.tool_calls import Schema, ToolCall, assistant_message
 from rft.rollout.engine.base import row_seed
-from rft.rollout.environment.contract import Schema
 from rft.rollout.environment.dialogue import Dialogue
 from rft.rollout.environment.gateway.api import ApiError, ChatAnswer, ChatRequest
 from rft.rollout.environment.play.player import Policy
 from rft.rollout.environment.record import episode_record
-from rft.rollout.environment.tool_calls import ToolCall, assistant_message
 from rft.rollout.environment.turn_template import Message
 
 HISTORY = "history"  # the reason of a fork: a request has answers, but not as the session gave them

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from rft.batch.trajectory import Finish, Segment, Trajectory
 from rft.data.encode.encoder import Encoder
+from rft.data.tool_calls import ToolCall, assistant_message
 from rft.rollout.answers import Answer, uncut
 from rft.rollout.engine.base import row_seed
 from rft.rollout.engine.sampling import Sampling
@@ -13,7 +14,6 @@ from rft.rollout.environment.dialogue import Dialogue
 from rft.rollout.environment.live import EnvironmentFailed, LiveEnvironment, Messages
 from rft.rollout.environment.options import Environments
 from rft.rollout.environment.record import episode_record
-from rft.rollout.environment.tool_calls import ToolCall, assistant_message
 from rft.rollout.environment.turn_template import TurnTemplate
 from rft.rollout.environment.turns import TurnQueue
 from rft.rollout.forced_stop import ForcedStop

@@ -1,0 +1,119 @@
+"""What formats of tool calls share: a call, the registry, and how calls stand in a chat message.
+
+A format is a registered function f(text, tools, *, options). It takes the text of an answer without thoughts, and the
+schemas of the tools by name. It returns the content beside the calls, and every call: a `ToolCall`, or a text that says
+why it cannot be read, for the model to learn from. It raises nothing, evaluates nothing, and takes time linear in the
+length of the text. Without torch and transformers: workers of rewards import this package.
+
+Facts of a format:
+    described: False if the prompt does not describe the tools, because the model knows them from its training.
+    marks: the texts that open, separate and close calls. Where they are special tokens of the tokenizer, the text of an
+        answer must keep them.
+    openings: the texts with which a call may begin; what follows one is no thought.
+    closing: the text with which calls end, where content or a thought may follow; None where none may.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rft.data.tool_calls.values import json_value
+from rft.registry import Registry
+
+TOOL_CALLS = Registry("format of tool calls", described=True, marks=(), openings=(), closing=None)
+NAME = r"[\w.:/-]+"  # of a tool, in formats that do not write it as a JSON text
+Schema = dict[str, Any]  # of a tool: {"type": "function", "function": {"name", "description", "parameters"}}
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call of a tool.
+
+    Attributes:
+        name: of the tool.
+        arguments: by their names.
+    """
+
+    name: str
+    arguments: dict[str, Any]
+
+
+Found = tuple[str, list[ToolCall | str]]
+
+
+def blocks(text: str, opening: str, closing: str) -> tuple[str, list[str], str | None]:
+    """What stands between marks.
+
+    Returns:
+        The text outside of the marks, the text of each block, and that of a last block which is not closed, or None.
+    """
+    outside: list[str] = []
+    inside: list[str] = []
+    place = 0
+    while (start := text.find(opening, place)) >= 0:
+        outside.append(text[place:start])
+        start += len(opening)
+        end = text.find(closing, start)
+        if end < 0:
+            return "".join(outside), inside, text[start:]
+        inside.append(text[start:end])
+        place = end + len(closing)
+    return "".join([*outside, text[place:]]), inside, None
+
+
+def call_of(value: Any, keys: tuple[str, ...] = ("arguments",)) -> ToolCall | str:
+    """The call that a JSON value is, or why it is none.
+
+    Args:
+        keys: one of them has the arguments; a call without any of them has none.
+    """
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return f'the call is no object {{"name": ..., "{keys[0]}": {{...}}}}'
+    arguments: Any = next((value[key] for key in keys if key in value), {})
+    if not isinstance(arguments, dict):
+        return "the arguments of the call are no object"
+    return ToolCall(value["name"], arguments)
+
+
+def named_call(name: str, arguments: str) -> ToolCall | str:
+    """The call of a tool with the JSON text of its arguments, or why it is none."""
+    try:
+        value = json_value(arguments)
+    except ValueError as error:
+        return f"the arguments of {name} are no JSON ({error})"
+    return call_of({"name": name, "arguments": value})
+
+
+def assistant_message(content: str, calls: list[ToolCall | str]) -> dict[str, Any]:
+    """The chat message of an answer, for templates."""
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    made = [call for call in calls if isinstance(call, ToolCall)]
+    if made:
+        message["tool_calls"] = [
+            {"type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in made
+        ]
+    return message
+
+
+def decoded(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A chat message whose tool calls have objects as `arguments`, where they have the JSON text of one.
+
+    OpenAI's format has the text; most templates write an object.
+    """
+    if not message.get("tool_calls"):
+        return dict(message)
+    return {**message, "tool_calls": [_decoded(call) for call in message["tool_calls"]]}
+
+
+def _decoded(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = call.get("function", call)
+    if not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json_value(function["arguments"])
+    except ValueError:
+        return call
+    if not isinstance(arguments, dict):
+        return call
+    function = {**function, "arguments": arguments}
+    return {**call, "function": function} if "function" in call else function

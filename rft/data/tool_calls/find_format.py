@@ -1,0 +1,112 @@
+"""Which format of tool calls a chat template writes."""
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from rft.batch.thoughts import MARKS
+from rft.data.tool_calls.base import TOOL_CALLS, Schema, ToolCall, assistant_message
+from rft.data.tool_calls.parse import calls_of
+from rft.registry import Plugin
+
+if TYPE_CHECKING:  # worker processes of rewards start without transformers
+    from rft.data.encode.templates import ChatTemplate
+
+QUESTION = {"role": "user", "content": "question"}
+VALUES: dict[str, Any] = {
+    "string": 'a "b"\nc',
+    "integer": 3,
+    "number": 0.5,
+    "boolean": True,
+    "null": None,
+    "array": [1, "two"],
+    "object": {"ключ": [False]},
+}
+PROPERTIES = {kind: {"type": kind, "description": kind} for kind in VALUES}
+PARAMETERS = {"first_tool": {}, "second_tool": PROPERTIES}
+TOOLS: dict[str, Schema] = {
+    name: {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": "d",
+            "parameters": {"type": "object", "properties": properties, "required": list(properties)},
+        },
+    }
+    for name, properties in PARAMETERS.items()
+}
+FIRST, SECOND = ToolCall("first_tool", {}), ToolCall("second_tool", VALUES)
+
+
+def find_format(chat: "ChatTemplate") -> str | None:
+    """The name of the format that reads the calls of answers as a template renders them.
+
+    A call without arguments, one with a value of each JSON type, and both calls together are rendered and read. A
+    template that renders one call of an answer alone is judged by single calls.
+
+    Args:
+        chat: of the run.
+
+    Returns:
+        None if the template renders no calls, or no format without options reads them.
+    """
+    for as_text in (False, True):
+        turns = [_rendered(chat, calls, as_text) for calls in ([FIRST], [SECOND], [FIRST, SECOND])]
+        for name in TOOL_CALLS.names():
+            try:
+                format = TOOL_CALLS.build({"name": name}, "name")
+            except ValueError:  # it has options
+                continue
+            if turns[0] and turns[1] and all(turn is None or turn.reads(format) for turn in turns):
+                return name
+    return None
+
+
+class _Turn:
+    """An answer that a template rendered.
+
+    Args:
+        text: of the answer, with special tokens.
+        calls: that it has.
+        special: the special tokens of the tokenizer.
+        prompt_opens: as for `calls_of`.
+    """
+
+    def __init__(self, text: str, calls: list[ToolCall], special: set[str], prompt_opens: str | None) -> None:
+        self._text = text
+        self._calls = calls
+        self._special = special
+        self._opens = prompt_opens
+
+    def reads(self, format: Plugin) -> bool:
+        """Whether a format reads the calls of the answer."""
+        left_out = self._special - {*format.facts.marks, *MARKS, *MARKS.values()}
+        text = re.sub("|".join(map(re.escape, left_out)) or "(?!)", "", self._text)
+        return calls_of(text, TOOLS, format, self._opens)[1] == self._calls
+
+
+def _rendered(chat: "ChatTemplate", calls: list[ToolCall], as_text: bool) -> _Turn | None:
+    """An answer with calls; None where the template cannot render them, or leaves one of them out.
+
+    Args:
+        as_text: the arguments are given as JSON texts, which some templates take alone.
+    """
+    message = assistant_message("", list(calls))
+    if as_text:
+        for call in message["tool_calls"]:
+            call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+    tools = list(TOOLS.values()) if chat.takes_tools else None
+    try:
+        prompt = chat.prompt([QUESTION], tools)
+        asked = chat.render([QUESTION], tools, False)
+        whole = chat.render([QUESTION, message], tools, False)
+    except ValueError:
+        return None
+    # Where the answer does not continue the prompt, such as one that begins a thought, it begins behind the question.
+    start = prompt if whole.startswith(prompt) else asked
+    text = whole.removeprefix(start)
+    if any(call.name not in text for call in calls):
+        return None
+    opened = next((mark for mark in MARKS if prompt.rstrip().endswith(mark)), None) if start == prompt else None
+    special = {token.content for token in chat.tokenizer.added_tokens_decoder.values() if token.special}
+    return _Turn(text, calls, special, opened)
