@@ -50,8 +50,7 @@ class Encoder:
         chat: the template; None if it is "none".
         tools: the schemas of `tools`.
         continued: the tokens of texts that continue another one; see `Continuation`.
-        end: the token that plain answers are trained to end with: that of the template, else that of the tokenizer.
-        ends: `end`, and the token that ends turns that call tools, where the template has another one.
+        ends: the tokens that answers are trained to end with, see `ChatTemplate`; `end` is that of plain answers.
         answers: counts those in examples by what becomes of them, see `masks.FATES`; None: nothing is counted.
         thoughts: finds the thoughts that prompts open.
         made_of: everything that the token ids of a row depend on beside the files that `save` writes.
@@ -81,9 +80,8 @@ class Encoder:
                 )
         self._tokenizer, self.thoughts = tokenizer, PromptThoughts(tokenizer)
         self.chat = None if template == "none" else ChatTemplate(tokenizer, template, arguments)
-        chat_end, call_end = (None, None) if self.chat is None else (self.chat.end, self.chat.call_end)
-        self.end: int = tokenizer.eos_token_id if chat_end is None else chat_end
-        self.ends = (self.end,) if call_end is None else (self.end, call_end)
+        self.ends = (tokenizer.eos_token_id,) if self.chat is None else self.chat.ends
+        self.end = self.ends[0]
         self._system = system
         self._train_on, self._scored = train_on, scored
         self.tools: list[dict[str, Any]] | None = None

@@ -43,8 +43,8 @@ class ChatTemplate:
         takes_tools: False if the template ignores tools.
         takes_parts: whether the template renders a content that is a list of parts.
         added: texts of the tokens that the tokenizer finds before it splits the text between them, by id.
-        end: the token that ends a plain answer; None where the template writes none.
-        call_end: the token that ends a turn that calls tools, where it is another one; else None.
+        ends: the token that ends a plain answer, or the tokenizer's end token where the template writes none; and that
+            of a turn that calls tools, where it is another one.
 
     Raises:
         ValueError: there is no such template, it does not render, does not read an argument, or its tokens are not
@@ -82,9 +82,8 @@ class ChatTemplate:
         special = sorted({*tokenizer.all_special_tokens, *added}, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special)))
         self._end_text = self._find_end()
-        self.end = int(tokenizer.convert_tokens_to_ids(self._end_text)) if self._end_text else None
-        call_end = self._find_call_end()
-        self.call_end = None if call_end is None else int(tokenizer.convert_tokens_to_ids(call_end))
+        ends = (self._end_text or tokenizer.eos_token, self._find_call_end())
+        self.ends: tuple[int, ...] = tuple(tokenizer.convert_tokens_to_ids([end for end in ends if end]))
         if name in _built_in() and not self._special.match(self._tail):
             raise ValueError(
                 f"data.template={name} ends an answer with {self._tail.strip()!r}, which is no special token of this "
@@ -282,10 +281,10 @@ class ChatTemplate:
             return self._tail
         return "" if found is None else found[0]
 
-    def _find_call_end(self) -> str | None:
-        """The special token that ends a turn that calls tools, as `length` finds it; None for that of a plain answer.
+    def _find_call_end(self) -> str:
+        """The special token that ends a turn that calls tools, as `length` finds it; empty for that of a plain answer.
 
-        Engines stop at it, so None, too, if it stands elsewhere in a turn: between two calls, or behind a thought.
+        Engines stop at it, so empty, too, if it stands elsewhere in a turn: between two calls, or behind a thought.
         """
         for number in (2, 1):  # some templates take one call alone
             try:
@@ -296,8 +295,8 @@ class ChatTemplate:
             except ValueError:
                 continue
             end = [found[0] for found in self._special.finditer(turn, endpos=length)][-1]
-            return end if end not in answer and turn.count(end) == 1 and not turn[length:].strip() else None
-        return None
+            return end if end not in answer and turn.count(end) == 1 and not turn[length:].strip() else ""
+        return ""
 
     def _mark_behind(self, answer: Mapping[str, Any], following: Mapping[str, Any]) -> str:
         """The special token with which the next message begins right behind an answer; empty without one.
