@@ -30,7 +30,7 @@ def test_an_answer_that_is_calls(text, calls):
 
 @pytest.mark.parametrize("text", ['{"name": "Ann", "age": 3}', "{x} is a set", '{"a": {"name": "f"}}', "[1]", "plain"])
 def test_an_answer_that_is_no_call(text):
-    assert read("llama_json", text) == (text, [])
+    assert read("llama_json", f" {text}\n") == (text, [])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ def kinds(*names):
         ("3", kinds("integer"), 3),
         (" 3\n", kinds("number"), 3),
         ("true", kinds("boolean"), True),
-        ("True", kinds("boolean"), True),
+        (" True\n", kinds("boolean"), True),
         ("None", kinds("integer", "null"), None),
         ("null", kinds("null"), None),
         ('{"a": [1.5]}', kinds("object"), {"a": [1.5]}),
