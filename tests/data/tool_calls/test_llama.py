@@ -12,7 +12,7 @@ def read(name, text):
 @pytest.mark.parametrize(
     ("text", "calls"),
     [
-        ('<|python_tag|>{"name": "g", "parameters": {"x": 1}}', [ToolCall("g", {"x": 1})]),
+        (' <|python_tag|> {"name": "g", "parameters": {"x": 1}}\n', [ToolCall("g", {"x": 1})]),
         ('{"type": "function", "name": "g", "arguments": {}};{"name": "f"};', [ToolCall("g", {}), ToolCall("f", {})]),
         ('{"name": "f"}', [ToolCall("f", {})]),
         ('{"name": "f", "parameters": []}', ["the arguments of the call are no object"]),

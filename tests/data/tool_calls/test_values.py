@@ -96,3 +96,4 @@ def test_what_is_no_json(text, message):
 def test_64_levels_and_whole_characters_are_json():
     assert json_value(' {"a": "\\ud83d\\ude00"}\n') == {"a": "😀"}
     assert str(json_value("[" * 64 + "]" * 64)) == "[" * 64 + "]" * 64
+    assert json_value(f"[{', '.join(['[]'] * 70)}]") == [[]] * 70
