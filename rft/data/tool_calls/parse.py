@@ -39,7 +39,7 @@ def _without_thoughts(
 
     A mark within a call opens no thought. None if a thought before the first call does not end.
     """
-    marks = re.compile("|".join(re.escape(mark) for mark in sorted({*MARKS, *openings}, key=len, reverse=True)))
+    marks = re.compile("|".join(map(re.escape, (*MARKS, *openings))))
     kept: list[str] = []  # behind the first call
     front = begin = place = 0  # the end of the thoughts before the first call, of the last thought, and of what is read
     called = False

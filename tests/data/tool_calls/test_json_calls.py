@@ -17,7 +17,7 @@ def block(value):
 def test_blocks_of_json():
     two = block({"name": "a", "arguments": {"x": 1}}) + "\n" + block({"name": "b"})
     assert read("hermes", f"I call.\n{two}") == ("I call.", [ToolCall("a", {"x": 1}), ToolCall("b", {})])
-    assert read("hermes", "plain") == ("plain", [])
+    assert read("hermes", " plain\n") == ("plain", [])
 
 
 @pytest.mark.parametrize(

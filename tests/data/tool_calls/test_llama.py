@@ -12,7 +12,7 @@ def read(name, text):
 @pytest.mark.parametrize(
     ("text", "calls"),
     [
-        ('<|python_tag|>{"name": "g", "parameters": {"x": 1}}', [ToolCall("g", {"x": 1})]),
+        (' <|python_tag|> {"name": "g", "parameters": {"x": 1}}\n', [ToolCall("g", {"x": 1})]),
         ('{"type": "function", "name": "g", "arguments": {}};{"name": "f"};', [ToolCall("g", {}), ToolCall("f", {})]),
         ('{"name": "f"}', [ToolCall("f", {})]),
         ('{"name": "f", "parameters": []}', ["the arguments of the call are no object"]),
@@ -30,7 +30,7 @@ def test_an_answer_that_is_calls(text, calls):
 
 @pytest.mark.parametrize("text", ['{"name": "Ann", "age": 3}', "{x} is a set", '{"a": {"name": "f"}}', "[1]", "plain"])
 def test_an_answer_that_is_no_call(text):
-    assert read("llama_json", text) == (text, [])
+    assert read("llama_json", f" {text}\n") == (text, [])
 
 
 @pytest.mark.parametrize(

@@ -17,3 +17,9 @@ def test_an_answer_that_begins_with_a_mark_behind_its_thought():
     marks = TOOL_CALLS.build({"name": "mark", "marks": {"?": "calculate"}}, "k")
     content, calls = calls_of("<think>?1</think>\n\n?<think>", {"calculate": ONE}, marks, None)
     assert content == "<think>?1</think>\n\n?<think>" and calls == [ToolCall("calculate", {"expression": "<think>"})]
+
+
+def test_a_mark_with_which_a_thought_begins_too():
+    marks = TOOL_CALLS.build({"name": "mark", "marks": {"<": "calculate"}}, "k")
+    tools = {"calculate": ONE}
+    assert calls_of("<think></think><1", tools, marks, None)[1] == [ToolCall("calculate", {"expression": "1"})]

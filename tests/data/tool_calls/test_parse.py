@@ -71,6 +71,8 @@ def texts(form, size, second):
     """Repeated marks in front of a call, in its name and in an argument, with the rest of the call and without."""
     pieces = [
         *built(form.format).facts.marks,
+        "<think>",
+        "</think>",
         '{"',
         '{"name": "f", "parameters": ',
         "[",

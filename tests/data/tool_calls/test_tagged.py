@@ -75,6 +75,11 @@ def test_an_argument_of_glm_that_cannot_be_read(body, reason):
     assert isinstance(found, str) and found.startswith(reason)
 
 
+def test_blanks_around_a_name_are_no_part_of_it():
+    assert qwen("<parameter= whole >\n1\n</parameter>") == ToolCall("f", {"whole": 1})
+    assert glm("<arg_key> whole </arg_key> <arg_value>1</arg_value>") == ToolCall("f", {"whole": 1})
+
+
 def test_calls_of_another_format_are_reasons():
     for name in ("qwen_xml", "glm"):
         for block in ('{"name": "f"}', "", "<function=f>" if name == "qwen_xml" else "<function=f>\n</function>"):

@@ -14,7 +14,7 @@ def kinds(*names):
         ("3", kinds("integer"), 3),
         (" 3\n", kinds("number"), 3),
         ("true", kinds("boolean"), True),
-        ("True", kinds("boolean"), True),
+        (" True\n", kinds("boolean"), True),
         ("None", kinds("integer", "null"), None),
         ("null", kinds("null"), None),
         ('{"a": [1.5]}', kinds("object"), {"a": [1.5]}),
@@ -96,3 +96,4 @@ def test_what_is_no_json(text, message):
 def test_64_levels_and_whole_characters_are_json():
     assert json_value(' {"a": "\\ud83d\\ude00"}\n') == {"a": "😀"}
     assert str(json_value("[" * 64 + "]" * 64)) == "[" * 64 + "]" * 64
+    assert json_value(f"[{', '.join(['[]'] * 70)}]") == [[]] * 70
