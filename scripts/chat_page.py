@@ -88,11 +88,11 @@ def _alphabet() -> list[str]:
 def marked(encoder: Encoder, messages: list[dict[str, Any]]) -> str:
     """The text of a conversation from its question on, with marks around what trains; or why it is refused."""
     try:
-        ids, weights = encoder.example({"response": messages})
+        ids, trains = encoder.example({"response": messages})
     except ValueError as error:
         return f"refused: {error}"
     text, open_ = "", False
-    for token, flag in zip(ids, map(bool, weights), strict=True):
+    for token, flag in zip(ids, trains, strict=True):
         text += ("\u27e6" if flag else "\u27e7") * (flag != open_) + encoder.decode([token])
         open_ = flag
     text += "\u27e7" * open_

@@ -7,6 +7,8 @@ from typing import Any
 KEYS = {
     "data.trains": "data.train_on",
     "after": "depends_on",
+    "environment.tool_calls": "environment.tool_format",
+    "environment.tool_calls.name": "environment.tool_format",
     "algorithm.resample_power": "algorithm.pick={name: resample, power: <number>}",
     "reward.terms.judge_server.address": "reward.terms.judge_server.addresses=[<address>]",
     **{

@@ -95,7 +95,7 @@ def _seconds(sleeps: list[float], turns: int) -> float:
     tokenizer = characters(alphabet="0123456789*=?")
     options = EnvironmentOptions(
         classes={"sleeper": {"_target_": f"{__name__}.Sleeper"}},
-        tool_calls={"name": "mark", "marks": {"?": "calculate"}},
+        tool_format={"name": "mark", "marks": {"?": "calculate"}},
         max_turns=turns,
         max_tokens=1_000_000,
         max_seconds=None,

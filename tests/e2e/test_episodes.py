@@ -68,8 +68,8 @@ def test_a_run_with_a_tool(fit):
 @pytest.mark.slow
 def test_an_episode_without_a_call_trains_as_a_completion_does(fit, patient):
     """The mark is a character that the model cannot write, so that every episode has one turn."""
-    unwritten = ("environment.tool_calls.name=mark", "+environment.tool_calls.marks={x: calculate}")
-    one, two = fit("plain", "environment=none"), fit("episodes", "environment=calculator", *unwritten)
+    unwritten = "environment.tool_format={name: mark, marks: {x: calculate}}"
+    one, two = fit("plain", "environment=none"), fit("episodes", "environment=calculator", unwritten)
     plain, episodes = numbers(one), numbers(two)
     for first, second in zip(plain, episodes, strict=True):
         kept = {name: value for name, value in second.items() if not name.startswith(MINE)}

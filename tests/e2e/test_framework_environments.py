@@ -79,8 +79,7 @@ def test_tools_of_verl_train(fit, tmp_path):
         "data=verl",
         "environment=verl",
         f"environment.classes.verl.tools={tmp_path}/tools.yaml",
-        "environment.tool_calls.name=mark",
-        "+environment.tool_calls.marks={x: calc_gsm8k_reward}",
+        "environment.tool_format={name: mark, marks: {x: calc_gsm8k_reward}}",
         'actor.tokenizer.alphabet="0123456789x.-\'= Curentpasdw"',
     )
     assert last["episode/tool_calls"] > 0 == last["episode/failed"] and last["grad_norm"] > 0

@@ -125,11 +125,12 @@ def test_an_end_at_which_no_sampling_ends_is_noted(shown, tiny, tmp_path):
     assert "Answers end with" not in shown(config=config)
     (tmp_path / "chat.jinja").write_text(CHAT.replace("eos_token", "pad_token"))
     assert "⟦2<pad>⟧" in (said := shown(config=config)) and "Answers end with" not in said
-    ends = "((pad_token if m.tool_calls else eos_token)"
-    called = {"role": "assistant", "content": "2", "tool_calls": [{"type": "function", "function": {"name": "f"}}]}
+    ends = "(((m.tool_calls[0].function.arguments.x or '') + pad_token if m.tool_calls else eos_token)"
+    function = {"name": "f", "arguments": {"x": "3"}}
+    called = {"role": "assistant", "content": "2", "tool_calls": [{"type": "function", "function": function}]}
     config = conversations(tiny, tmp_path, [{"role": "user", "content": "1"}, called])
     (tmp_path / "chat.jinja").write_text(CHAT.replace("(eos_token", ends))
-    assert "⟦2<pad>⟧" in (said := shown(config=config)) and "Answers end with" not in said
+    assert "⟦23<pad>⟧" in (said := shown(config=config)) and "Answers end with" not in said
     config = conversations(tiny, tmp_path, [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}])
     (tmp_path / "chat.jinja").write_text(CHAT.replace("eos_token", "(pad_token if m.content == '2' else eos_token)"))
     assert "Answers end with '<pad>', not with the tokenizer's end token '<eos>'" in shown(config=config)

@@ -16,11 +16,11 @@ from transformers import PreTrainedTokenizerBase
 from rft.batch.encoded import EncodedText, MediaFacts
 from rft.batch.thoughts import PromptThoughts
 from rft.data.encode.continuation import Continuation
-from rft.data.encode.masks import SHOWN, answers, check_turns, check_unmarked, conversation, join, no_prompt, text_fates
+from rft.data.encode.masks import answers, check_turns, check_unmarked, conversation, join, no_prompt, text_fates
 from rft.data.encode.parts import text_of
 from rft.data.encode.processor import MediaProcessor, Parts, RichText, refuse_media
 from rft.data.encode.templates import ChatTemplate, Messages
-from rft.data.encode.truncation import Overlong, PromptLimit, TextLimit
+from rft.data.encode.truncation import SHOWN, Overlong, PromptLimit, TextLimit, beginning
 from rft.data.rows.files import read_text
 from rft.data.rows.lazy import Rows, located, place
 
@@ -82,8 +82,7 @@ class Encoder:
         self.chat = None if template == "none" else ChatTemplate(tokenizer, template, arguments)
         self.ends = (tokenizer.eos_token_id,) if self.chat is None else self.chat.ends
         self.end = self.ends[0]
-        self._system = system
-        self._train_on, self._scored = train_on, scored
+        self._system, self._train_on, self._scored = system, train_on, scored
         self.tools: list[dict[str, Any]] | None = None
         if tools is not None and self.chat is not None:
             self.tools = self.chat.schemas(read_text(tools, "data.tools"), f"data.tools={tools}")
@@ -92,8 +91,7 @@ class Encoder:
         self._prefix = EncodedText([begin] if begins else [])
         self.text_limit: TextLimit | None = None
         self.answers: Counter[str] | None = None
-        self.limit = limit
-        self.processor = processor
+        self.limit, self.processor = limit, processor
         self.continued = Continuation(tokenizer, self.tokenize)
         cut = limit if limit is not None and limit.cuts else None
         self.made_of = (template, system, self.tools, train_on, dict(arguments), cut, scored)
@@ -157,10 +155,17 @@ class Encoder:
     def _limited(self, prompt: EncodedText, row: Mapping[str, Any]) -> EncodedText:
         limit = self.limit
         if limit is not None and limit.refuses(len(prompt)):
-            raise ValueError(f"the prompt (it begins {_beginning(row['prompt'])!r}) has {limit.refusal(len(prompt))}")
+            raise ValueError(f"the prompt (it begins {beginning(row['prompt'])!r}) has {limit.refusal(len(prompt))}")
         return prompt if limit is None else limit.cut_prompt(prompt)
 
-    def example(self, row: Mapping[str, Any], overlong: Overlong | None = None) -> Example:
+    def example(self, row: Mapping[str, Any], overlong: Overlong | None = None) -> tuple[EncodedText, list[bool]]:
+        """`weighted_example` with T flags that are True where the token trains; a weight but 0 and 1 is refused."""
+        ids, weights = self.weighted_example(row, overlong)
+        if not {*weights} <= {0, 1}:
+            raise ValueError("a message of the assistant has a weight, which this source of batches does not read")
+        return ids, list(map(bool, weights))
+
+    def weighted_example(self, row: Mapping[str, Any], overlong: Overlong | None = None) -> Example:
         """A supervised row, from its `response` and, unless the response is the whole text, its `prompt`.
 
         A text after a prompt trains unchanged, followed by `end` unless it ends with it. A list of chat messages is
@@ -197,7 +202,7 @@ class Encoder:
         size = len(whole)
         if ids[:size] != whole:
             raise ValueError(
-                f"data.truncation={self.limit.truncation}: the row that begins {_beginning(row['prompt'])!r} does not "
+                f"data.truncation={self.limit.truncation}: the row that begins {beginning(row['prompt'])!r} does not "
                 "begin with the tokens of its prompt alone, so the prompt cannot be cut; set data.truncation=drop"
             )
         ids, weights = cut + ids.part(size, len(ids)), self.limit.cut(weights[:size]) + weights[size:]
@@ -393,8 +398,3 @@ class Encoder:
 
 def _but_first(ids: list[int]) -> list[float]:
     return [0.0] + [1.0] * (len(ids) - 1)
-
-
-def _beginning(prompt: Any) -> str:
-    """The beginning of a prompt, or of its last message, for messages."""
-    return str(prompt[-1]["content"] if isinstance(prompt, list) else prompt)[:SHOWN]

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from rft.data.encode.parts import KINDS
 from rft.data.encode.templates import ChatTemplate, Messages
+from rft.data.encode.truncation import SHOWN
 
 Message = dict[str, Any]
-SHOWN = 60  # characters of a row that a message quotes
 # Keys of a message of the assistant that say how much it trains: of OpenAI, of verl, and of axolotl and others.
 MARKS = ("weight", "loss_mask", "train", "loss", "trainable")
 # Why a conversation has nothing to train on.

@@ -43,6 +43,7 @@ class ChatTemplate:
         takes_tools: False if the template ignores tools.
         takes_parts: whether the template renders a content that is a list of parts.
         added: texts of the tokens that the tokenizer finds before it splits the text between them, by id.
+        special: those of them that are special, which texts of answers leave out.
         ends: the token that ends a plain answer, or the tokenizer's end token where the template writes none; and that
             of a turn that calls tools, where it is another one.
 
@@ -78,6 +79,9 @@ class ChatTemplate:
         self.takes_tools = self.render(asked, [PROBE], True) != prompt
         self.takes_parts = self._renders_parts(asked)
         self.added = {token: added.content for token, added in tokenizer.added_tokens_decoder.items()}
+        self.special = {
+            token: self.added[token] for token, added in tokenizer.added_tokens_decoder.items() if added.special
+        }
         added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
         special = sorted({*tokenizer.all_special_tokens, *added}, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special)))
@@ -226,9 +230,14 @@ class ChatTemplate:
             return message
         return {**message, "content": content.removesuffix(self._end_text)}
 
+    @property
+    def writes_calls(self) -> bool:
+        """Whether the template writes the calls of tools in an answer."""
+        return self._call_form != "none"
+
     def check_calls(self, messages: Messages) -> None:
         """Raises ValueError where messages have calls of tools and the template leaves them out."""
-        if any(message.get("tool_calls") for message in messages) and self._call_form == "none":
+        if any(message.get("tool_calls") for message in messages) and not self.writes_calls:
             raise ValueError(
                 f"data.template={self.name} does not write calls of tools, and a message of the assistant has "
                 "tool_calls; choose a template that writes them, such as chatml, or write the calls as content"

@@ -25,9 +25,9 @@ def supervised_row(
 
     Args:
         position: its group and its unit.
-        overlong: see `Encoder.example`.
+        overlong: see `Encoder.weighted_example`.
     """
-    ids, weights = encoder.example({**row, "response": response}, overlong)
+    ids, weights = encoder.weighted_example({**row, "response": response}, overlong)
     made = given_row(position, row, ids, [weight > 0 for weight in weights])
     return made | {"token_weights": torch.tensor(weights, dtype=torch.float32)}
 

@@ -1,8 +1,8 @@
 """Tool calls as models write them: the formats, and the calls of an answer."""
 
 from rft.data.tool_calls import harmony, json_calls, llama, mark, tagged
-from rft.data.tool_calls.base import TOOL_CALLS, Found, Schema, ToolCall, assistant_message, decoded
-from rft.data.tool_calls.find_format import find_format
+from rft.data.tool_calls.base import TOOL_CALLS, Found, Schema, ToolCall, assistant_message
+from rft.data.tool_calls.find_format import find_format, reads_calls
 from rft.data.tool_calls.parse import calls_of
 
 __all__ = [
@@ -12,11 +12,11 @@ __all__ = [
     "ToolCall",
     "assistant_message",
     "calls_of",
-    "decoded",
     "find_format",
     "harmony",
     "json_calls",
     "llama",
     "mark",
+    "reads_calls",
     "tagged",
 ]

@@ -13,7 +13,6 @@ Facts of a format:
     closing: the text with which calls end, where content or a thought may follow; None where none may.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,27 +92,3 @@ def assistant_message(content: str, calls: list[ToolCall | str]) -> dict[str, An
             {"type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in made
         ]
     return message
-
-
-def decoded(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A chat message whose tool calls have objects as `arguments`, where they have the JSON text of one.
-
-    OpenAI's format has the text; most templates write an object.
-    """
-    if not message.get("tool_calls"):
-        return dict(message)
-    return {**message, "tool_calls": [_decoded(call) for call in message["tool_calls"]]}
-
-
-def _decoded(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    function = call.get("function", call)
-    if not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json_value(function["arguments"])
-    except ValueError:
-        return call
-    if not isinstance(arguments, dict):
-        return call
-    function = {**function, "arguments": arguments}
-    return {**call, "function": function} if "function" in call else function

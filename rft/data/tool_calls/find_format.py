@@ -1,6 +1,5 @@
 """Which format of tool calls a chat template writes."""
 
-import json
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -41,25 +40,38 @@ FIRST, SECOND = ToolCall("first_tool", {}), ToolCall("second_tool", VALUES)
 def find_format(chat: "ChatTemplate") -> str | None:
     """The name of the format that reads the calls of answers as a template renders them.
 
-    A call without arguments, one with a value of each JSON type, and both calls together are rendered and read. A
-    template that renders one call of an answer alone is judged by single calls.
-
     Args:
         chat: of the run.
 
     Returns:
         None if the template renders no calls, or no format without options reads them.
     """
-    for as_text in (False, True):
-        turns = [_rendered(chat, calls, as_text) for calls in ([FIRST], [SECOND], [FIRST, SECOND])]
-        for name in TOOL_CALLS.names():
-            try:
-                format = TOOL_CALLS.build({"name": name}, "name")
-            except ValueError:  # it has options
-                continue
-            if turns[0] and turns[1] and all(turn is None or turn.reads(format) for turn in turns):
-                return name
+    turns = _turns(chat)
+    for name in TOOL_CALLS.names():
+        try:
+            format = TOOL_CALLS.build({"name": name}, "name")
+        except ValueError:  # it has options
+            continue
+        if _all_read(turns, format):
+            return name
     return None
+
+
+def reads_calls(chat: "ChatTemplate", format: Plugin) -> bool:
+    """Whether a format reads the calls of answers as a template renders them."""
+    return _all_read(_turns(chat), format)
+
+
+def _turns(chat: "ChatTemplate") -> "list[_Turn | None]":
+    """Answers with a call without arguments, one with a value of each JSON type, and both calls together.
+
+    A template that renders one call of an answer alone is judged by single calls.
+    """
+    return [_rendered(chat, calls) for calls in ([FIRST], [SECOND], [FIRST, SECOND])]
+
+
+def _all_read(turns: "list[_Turn | None]", format: Plugin) -> bool:
+    return all(turns[:2]) and all(turn is None or turn.reads(format) for turn in turns)
 
 
 class _Turn:
@@ -85,16 +97,9 @@ class _Turn:
         return calls_of(text, TOOLS, format, self._opens)[1] == self._calls
 
 
-def _rendered(chat: "ChatTemplate", calls: list[ToolCall], as_text: bool) -> _Turn | None:
-    """An answer with calls; None where the template cannot render them, or leaves one of them out.
-
-    Args:
-        as_text: the arguments are given as JSON texts, which some templates take alone.
-    """
+def _rendered(chat: "ChatTemplate", calls: list[ToolCall]) -> _Turn | None:
+    """An answer with calls; None where the template cannot render them, or leaves one of them out."""
     message = assistant_message("", list(calls))
-    if as_text:
-        for call in message["tool_calls"]:
-            call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
     tools = list(TOOLS.values()) if chat.takes_tools else None
     try:
         prompt = chat.prompt([QUESTION], tools)
@@ -108,5 +113,4 @@ def _rendered(chat: "ChatTemplate", calls: list[ToolCall], as_text: bool) -> _Tu
     if any(call.name not in text for call in calls):
         return None
     opened = next((mark for mark in MARKS if prompt.rstrip().endswith(mark)), None) if start == prompt else None
-    special = {token.content for token in chat.tokenizer.added_tokens_decoder.values() if token.special}
-    return _Turn(text, calls, special, opened)
+    return _Turn(text, calls, {*chat.special.values()}, opened)

@@ -69,8 +69,8 @@ class StubEncoder(Encoder):
         """See `Encoder.prompts`."""
         return [EncodedText([0] * self.prompt_tokens)] * len(rows)
 
-    def example(self, row: Mapping[str, Any], overlong: Overlong | None = None) -> Example:
-        """See `Encoder.example`."""
+    def weighted_example(self, row: Mapping[str, Any], overlong: Overlong | None = None) -> Example:
+        """See `Encoder.weighted_example`."""
         weights = [0.0] * self.prompt_tokens + [1.0] * self.answer_tokens
         return EncodedText([0] * len(weights)), weights
 

@@ -18,6 +18,7 @@ from rft.remote.event_loop import EventLoop
 from rft.rollout.answerer import Answerer
 from rft.rollout.answers import Announce
 from rft.rollout.engine.sampling import Sampling
+from rft.rollout.environment.call_format import CallNotices
 from rft.rollout.environment.instance import LocalInstance, Processes
 from rft.rollout.environment.live import CallLimits, LiveEnvironment
 from rft.rollout.environment.options import Environments
@@ -50,6 +51,8 @@ class EpisodeAnswerer(Answerer):
         super().__init__(encoder, sampler)
         self._environments = environments
         self._template = environments.template(encoder)
+        self._format = environments.call_format(encoder)
+        self._notices = CallNotices()
         self._context = context
         nodes = environments.options.classes
         self._processes = Processes(nodes) if environments.options.workers == "process" else None
@@ -69,7 +72,15 @@ class EpisodeAnswerer(Answerer):
         try:
             turns = TurnQueue(loop, self._sampler)
             policy = Policy(
-                self._environments, self._encoder, self._template, turns, sampling, self._context, forced_stop
+                self._environments,
+                self._format,
+                self._notices,
+                self._encoder,
+                self._template,
+                turns,
+                sampling,
+                self._context,
+                forced_stop,
             )
             return turns.serve(self._run(rows, seeds, policy, announce))
         finally:
@@ -133,4 +144,4 @@ class EpisodeAnswerer(Answerer):
         name = self._environments.name_of(row)
         made = self._environments.classes[name]
         instance = LocalInstance(made.target) if self._processes is None else self._processes.fork(name)
-        return LiveEnvironment(made, instance, limits)
+        return LiveEnvironment(made, instance, limits, self._notices)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rft.data.tool_calls import ToolCall
+from rft.rollout.environment.call_format import CallNotices
 from rft.rollout.environment.calls import CallFailed
 from rft.rollout.environment.contract import FIELD, EnvironmentClass, checked_reward, checked_step, refuse_arguments
 from rft.rollout.environment.fork_server import as_text
@@ -56,6 +57,7 @@ class LiveEnvironment:
         made: its class.
         instance: its object.
         limits: of calls.
+        notices: of calls.
 
     Attributes:
         steps: see `EnvironmentClass`.
@@ -63,12 +65,15 @@ class LiveEnvironment:
         rewards: of the steps so far.
     """
 
-    def __init__(self, made: EnvironmentClass, instance: Instance, limits: CallLimits) -> None:
+    def __init__(
+        self, made: EnvironmentClass, instance: Instance, limits: CallLimits, notices: CallNotices | None = None
+    ) -> None:
         self.steps = made.steps
         self.counts = Counts()
         self._class = made
         self._instance = instance
         self._limits = limits
+        self._notices = notices or CallNotices()
         self.rewards: list[float] = []
 
     async def reset(self, row: Mapping[str, Any]) -> str | Messages | None:
@@ -92,14 +97,19 @@ class LiveEnvironment:
             assert isinstance(tool, ToolCall)
             try:
                 if self._class.dynamic:
-                    return as_text(await self._call("call_tool", tool.name, tool.arguments))
-                return as_text(await self._call(tool.name, **tool.arguments))
+                    output = as_text(await self._call("call_tool", tool.name, tool.arguments))
+                else:
+                    output = as_text(await self._call(tool.name, **tool.arguments))
+                self._notices.used(tool.name, None)
+                return output
             except CallFailed as error:
                 fault = str(error)
                 if self._instance.lost:
                     self.counts.failures += 1
                     raise EnvironmentFailed(f"{error.reason}: {error}") from error
         self.counts.failures += 1
+        if isinstance(tool, ToolCall) and tool.name in self._class.tools:
+            self._notices.used(tool.name, fault)
         return f"error: {fault}"
 
     def _fault(self, tool: ToolCall) -> str | None:

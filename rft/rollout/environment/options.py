@@ -8,16 +8,18 @@ from typing import Any, Literal
 from rft.batch.turn_columns import TURN_COLUMNS
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.templates import PROBE, ChatTemplate
-from rft.data.tool_calls import TOOL_CALLS
+from rft.data.tool_calls import TOOL_CALLS, find_format, reads_calls
 from rft.errors import build_each
 from rft.ranges import PositiveInt, Seconds
 from rft.registry import Plugin, did_you_mean
 from rft.rollout.environment.adapters.renderers import PackageRenderer, check_renderer, renderer_of
+from rft.rollout.environment.call_format import CallFormat
 from rft.rollout.environment.contract import FIELD, EnvironmentClass, environment_class
 from rft.rollout.environment.fork_server import prepare
 from rft.rollout.environment.turn_template import TurnTemplate
 
 KEY = "environment"
+FORMAT, AUTO = f"{KEY}.tool_format", "auto"
 
 
 @dataclass
@@ -27,7 +29,8 @@ class EnvironmentOptions:
     Attributes:
         classes: nodes `{_target_, options}` by name. With several of them a row names its own in the field
             `environment`.
-        tool_calls: how the model writes tool calls, an entry of `TOOL_CALLS` with its options.
+        tool_format: how the model writes calls: `auto`, as the chat template does; or an entry of `TOOL_CALLS`, by name
+            or as a node with its options.
         max_turns: answers of an episode.
         max_tokens: of an episode behind its prompt, those that the environment gives included.
         max_seconds: of an episode; an episode that takes longer has no score. None: no limit.
@@ -41,7 +44,7 @@ class EnvironmentOptions:
     """
 
     classes: dict[str, Any]
-    tool_calls: Any
+    tool_format: Any
     max_turns: PositiveInt
     max_tokens: PositiveInt
     max_seconds: Seconds | None
@@ -58,12 +61,12 @@ class Environments:
 
     Attributes:
         classes: by their names.
-        calls: finds tool calls in the text of an answer.
+        format: finds tool calls in the text of an answer; None: that of the template.
         options: as the yaml has them.
     """
 
     classes: Mapping[str, EnvironmentClass]
-    calls: Plugin
+    format: Plugin | None
     options: EnvironmentOptions
 
     @classmethod
@@ -76,10 +79,11 @@ class Environments:
         if not options.classes:
             raise ValueError(f"{KEY}.classes is empty: name a class of environments, {{shop: {{_target_: ...}}}}")
         classes = build_each(lambda name, node: environment_class(node, f"{KEY}.classes.{name}"), options.classes)
-        calls = TOOL_CALLS.build(options.tool_calls, f"{KEY}.tool_calls")
+        node = {"name": options.tool_format} if isinstance(options.tool_format, str) else options.tool_format
+        format = None if node == {"name": AUTO} else TOOL_CALLS.build(node, FORMAT)
         if options.renderer is not None:
             check_renderer(options.renderer)
-        made = cls(classes, calls, options)
+        made = cls(classes, format, options)
         for package in ("fastapi", "uvicorn") if made.plays else ():
             if importlib.util.find_spec(package) is None:
                 raise ValueError(f"{KEY}.classes: an agent needs the package {package}: pip install 'rft[serve]'")
@@ -101,8 +105,9 @@ class Environments:
                 "of a template"
             )
         for name, found in self.classes.items():
-            if found.tools and self.calls.facts.described:
+            if found.tools and self._described:
                 encoder.chat.schemas(list(found.tools.values()), f"the tools of {KEY}.classes.{name}")
+                self._check_format(encoder.chat)
         if (renderer := self._renderer(encoder)) is not None:
             renderer.check(encoder, self._tools(encoder.chat))
         for name, found in self.classes.items():
@@ -121,13 +126,42 @@ class Environments:
         """
         return TurnTemplate(encoder, self._renderer(encoder))
 
+    def call_format(self, encoder: Encoder) -> CallFormat | None:
+        """Reads the calls of answers; None where no format reads those of the template."""
+        if self.format is not None:
+            return CallFormat(self.format, encoder)
+        name = None if encoder.chat is None else find_format(encoder.chat)
+        return None if name is None else CallFormat(TOOL_CALLS.build({"name": name}, FORMAT), encoder)
+
+    def _check_format(self, chat: ChatTemplate) -> None:
+        """Refuses a template whose calls do not come back."""
+        known = ", ".join(TOOL_CALLS.names())
+        if self.format is None and find_format(chat) is None:
+            does = "in a form that no format reads" if chat.writes_calls else "nowhere"
+            raise ValueError(
+                f"{FORMAT}={AUTO}: data.template={chat.name} writes calls of tools {does}; set it to the format in "
+                f"which the model writes them ({known}), or register one of your own"
+            )
+        if self.format is not None and chat.writes_calls and not reads_calls(chat, self.format):
+            found = find_format(chat)
+            cure = (
+                f"set it to {AUTO}, which is {found}" if found else f"choose another one ({known}), or another template"
+            )
+            raise ValueError(
+                f"{FORMAT}={self.format.name}: it does not read the calls that data.template={chat.name} writes; {cure}"
+            )
+
+    @property
+    def _described(self) -> bool:
+        return self.format is None or self.format.facts.described
+
     def _renderer(self, encoder: Encoder) -> PackageRenderer | None:
         name, chat = self.options.renderer, encoder.chat
         return None if name is None or chat is None else renderer_of(name, chat)
 
     def _tools(self, chat: ChatTemplate) -> list[list[dict[str, Any]]]:
         """The tools that the template renders in dialogues of each class; those of an agent are not known yet."""
-        if not (chat.takes_tools and self.calls.facts.described):
+        if not (chat.takes_tools and self._described):
             return []
         return [[PROBE] if found.plays else list(found.tools.values()) for found in self.classes.values()]
 

@@ -35,9 +35,9 @@ class Counting(Encoder):
         self._asked += rows
         return super().whole_prompts(rows)
 
-    def example(self, row, overlong=None):
+    def weighted_example(self, row, overlong=None):
         self._asked.append(row)
-        return super().example(row, overlong)
+        return super().weighted_example(row, overlong)
 
 
 def encoder(*options, alphabet="12", template="none"):

@@ -32,10 +32,10 @@ def test_a_template_that_takes_parts_alone_gets_texts_as_parts():
     parts = "}}{% for part in message['content'] if part.type == 'text' %}{{ part.text }}{% endfor %}{{"
     made = tokenizer(chats.CHATML)
     plain = ChatTemplate(made, "chat")
-    expected = plain.render(LED, None, True), plain.prompt(TWO[:2], None), plain.end
+    expected = plain.render(LED, None, True), plain.prompt(TWO[:2], None), plain.ends
     made.chat_template = chats.CHATML.replace(content, parts)
     whole = ChatTemplate(made, "chat")
-    assert (whole.render(LED, None, True), whole.prompt(TWO[:2], None), whole.end) == expected
+    assert (whole.render(LED, None, True), whole.prompt(TWO[:2], None), whole.ends) == expected
     assert whole.takes_parts and parts in made.chat_template
     made.chat_template = chats.CHATML.replace(content, "+")
     with pytest.raises(ValueError, match=r"^data\.template=chat does not write the content of a message"):

@@ -78,7 +78,7 @@ def test_all_rows_of_a_text_have_its_weight(kind, options, rows_each):
 def test_a_mark_that_is_not_understood_is_refused(marks, message):
     encoder = Encoder(tokenizer(chats.CHATML), "chat", None)
     with pytest.raises(ValueError, match=re.escape(message)):
-        encoder.example({"response": chat(marks)})
+        encoder.weighted_example({"response": chat(marks)})
 
 
 @pytest.mark.parametrize("weight", [-1, "much", None, float("nan"), float("inf")])
@@ -93,7 +93,7 @@ def test_a_score_has_no_weights_of_tokens():
     for weight, counts in ((1, True), (0.5, False)):
         row = {"prompt": [user("What is 2+2?")], "response": [said("It is 4.") | {"weight": weight}]}
         if counts:
-            encoder.example(row)
+            encoder.weighted_example(row)
             continue
         with pytest.raises(ValueError, match=r"a score is of the whole row; remove it, or give the row a weight"):
-            encoder.example(row)
+            encoder.weighted_example(row)

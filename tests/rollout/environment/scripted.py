@@ -14,7 +14,7 @@ ALPHABET = "".join(map(chr, range(32, 127))) + "\n"
 TEMPLATE = str(Path(__file__).parent / "turns_with_tools.jinja")
 SAMPLING = Sampling(max_new_tokens=200, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, stop=[], first_token=None)
 OPTIONS = {
-    "tool_calls": {"name": "hermes"},
+    "tool_format": "hermes",
     "max_turns": 5,
     "max_tokens": 2000,
     "max_seconds": None,

@@ -24,8 +24,8 @@ def test_all_mistakes_are_named_with_their_keys():
     assert "environment.classes.a._target_" in str(found.value) and "environment.classes.b" in str(found.value)
     with pytest.raises(ValueError, match=r"^environment\.classes is empty"):
         environments({})
-    with pytest.raises(ValueError, match=r"^environment\.tool_calls\.name: no format of tool calls is called 'hermas'"):
-        environments(SHOP, tool_calls={"name": "hermas"})
+    with pytest.raises(ValueError, match=r"^environment\.tool_format\.name: no format of tool calls is called 'herm"):
+        environments(SHOP, tool_format="hermas")
 
 
 @pytest.mark.parametrize("package", ["renderers", "httpx"])

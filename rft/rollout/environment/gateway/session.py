@@ -2,14 +2,16 @@
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rft.batch.trajectory import Finish, Segment, Trajectory
 from rft.data.tool_calls import Schema, ToolCall, assistant_message
 from rft.rollout.engine.base import row_seed
+from rft.rollout.environment.call_format import Read
 from rft.rollout.environment.dialogue import Dialogue
 from rft.rollout.environment.gateway.api import ApiError, ChatAnswer, ChatRequest
+from rft.rollout.environment.options import AUTO, FORMAT
 from rft.rollout.environment.play.player import Policy
 from rft.rollout.environment.record import episode_record
 from rft.rollout.environment.turn_template import Message
@@ -110,11 +112,12 @@ class Session:
         seed = self._seed if number == 0 else row_seed(self._seed, number, 1)
         answer = await policy.answer(prompt, seed, limit)
         self.sampling_s += time.perf_counter() - start
-        message = self._parse(answer.finish.text, request.tools, number)
+        read = policy.read(prompt, answer, request.tools)
+        message = self._message(read, number)
         branch.dialogue.answer(answer, message)
         branch.messages.append(message)
         branch.answered = True
-        self._finish = answer.finish
+        self._finish = replace(answer.finish, text=read.text)
         return ChatAnswer(f"chatcmpl-{self._seed}-{number}", prompt, answer, message)
 
     def _branch(self, request: ChatRequest) -> Branch:
@@ -129,9 +132,11 @@ class Session:
                 branch.messages += added
                 return branch
             policy = self._policy
-            described = list(request.tools.values()) if policy.environments.calls.facts.described else []
-            prompt = policy.template.rendered(request.messages, described or None)
-            dialogue = Dialogue(policy.template, request.messages, described or None, prompt)
+            if request.tools and policy.format is None:
+                raise ValueError(f"{FORMAT}={AUTO}: no format reads the calls that the chat template writes; set it")
+            described = policy.described(request.tools)
+            prompt = policy.template.rendered(request.messages, described)
+            dialogue = Dialogue(policy.template, request.messages, described, prompt)
         except ValueError as error:
             raise ApiError(400, str(error), "invalid_value", "messages") from error
         if self._branches and any(message["role"] == "assistant" for message in request.messages):
@@ -159,13 +164,12 @@ class Session:
             "messages",
         )
 
-    def _parse(self, text: str, tools: dict[str, Schema], number: int) -> Message:
+    def _message(self, read: Read, number: int) -> Message:
         """The message of an answer; a text whose calls cannot be read is its content."""
-        content, calls = self._policy.environments.calls(text, tools) if tools else (text, [])
-        made = [call for call in calls if isinstance(call, ToolCall)]
-        self._calls += len(calls)
-        self._unreadable += len(calls) - len(made)
-        message = assistant_message(content if made or not calls else text, calls)
+        made = [call for call in read.calls if isinstance(call, ToolCall)]
+        self._calls += len(read.calls)
+        self._unreadable += len(read.calls) - len(made)
+        message = assistant_message(read.content if made or not read.calls else read.text, read.calls)
         for place, call in enumerate(message.get("tool_calls", ())):
             call["id"] = f"call{number:03}{place:02}"  # nine characters, as some templates want them
         return message

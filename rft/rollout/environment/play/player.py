@@ -1,5 +1,6 @@
 """The policy in an episode: one dialogue, and the samples of it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -10,6 +11,8 @@ from rft.data.tool_calls import ToolCall, assistant_message
 from rft.rollout.answers import Answer, uncut
 from rft.rollout.engine.base import row_seed
 from rft.rollout.engine.sampling import Sampling
+from rft.rollout.environment.call_format import CallFormat, CallNotices, Read
+from rft.rollout.environment.contract import Schema
 from rft.rollout.environment.dialogue import Dialogue
 from rft.rollout.environment.live import EnvironmentFailed, LiveEnvironment, Messages
 from rft.rollout.environment.options import Environments
@@ -24,7 +27,9 @@ class Policy:
     """What answers in all episodes of a round.
 
     Attributes:
-        environments: of the run; its limits and how tool calls are written.
+        environments: of the run, and its limits.
+        format: reads the calls of answers; None: answers have none.
+        notices: of calls.
         encoder, template: encode messages.
         turns: samples.
         sampling: how.
@@ -33,12 +38,32 @@ class Policy:
     """
 
     environments: Environments
+    format: CallFormat | None
+    notices: CallNotices
     encoder: Encoder
     template: TurnTemplate
     turns: TurnQueue
     sampling: Sampling
     context: int
     forced_stop: ForcedStop | None
+
+    def described(self, tools: Mapping[str, Schema]) -> list[Schema] | None:
+        """The tools that the prompt describes; None where it describes none."""
+        return list(tools.values()) or None if self.format is None or self.format.described else None
+
+    def read(self, prompt: list[int], answer: Answer, tools: Mapping[str, Schema]) -> Read:
+        """The text, the content and the calls of an answer.
+
+        Args:
+            prompt: its token ids.
+            tools: that it may call.
+        """
+        if self.format is None:
+            return Read(answer.finish.text, answer.finish.text, [])
+        read = self.format.read(prompt, answer, tools, self.sampling.stop)
+        if tools:
+            self.notices.answered(read)
+        return read
 
     @cached_property
     def _phrase(self) -> list[int]:
@@ -111,9 +136,8 @@ class Player:
         elif observation is not None:
             messages += observation
         self._messages, self._opening = messages, len(messages)
-        described = list(self._tools.values()) if self._policy.environments.calls.facts.described else []
         try:
-            self._dialogue = Dialogue(self._policy.template, messages, described or None)
+            self._dialogue = Dialogue(self._policy.template, messages, self._policy.described(self._tools))
         except ValueError as error:  # such as a prompt that is too long with what the environment adds
             raise EnvironmentFailed(f"prompt: {error}") from error
         self._start = len(self._dialogue.prompt)
@@ -136,13 +160,14 @@ class Player:
         seed = self._seed if self.answers == 0 else row_seed(self._seed, self.answers, 1)
         self.answers += 1
         limit = min(left, policy.sampling.max_new_tokens)
-        answer = await policy.answer(dialogue.prompt, seed, limit)
-        content, calls = policy.environments.calls(answer.finish.text, self._tools)
-        message = assistant_message(content, calls)
+        prompt = dialogue.prompt
+        answer = await policy.answer(prompt, seed, limit)
+        read = policy.read(prompt, answer, self._tools)
+        message = assistant_message(read.content, read.calls)
         dialogue.answer(answer, message)
         self._messages.append(message)
-        self.text, self.reason = answer.finish.text, answer.finish.reason
-        return calls
+        self.text, self.reason = read.text, answer.finish.reason
+        return read.calls
 
     def as_messages(self, observation: str | Messages) -> Messages:
         """What the environment shows, as messages; a text is one of the role user, and cut."""
