@@ -32,7 +32,7 @@ class Piece(ResultDefault):
 
 
 def read_once(patch: pytest.MonkeyPatch, folder: Path) -> None:
-    """A yaml file of Hydra, or of the folder, is read once, and what stands below a key is merged once from equal files.
+    """A yaml file of Hydra, or of the folder, is read once, and what stands below a key is merged once from such files.
 
     Hydra moves the nodes of what it reads into the config, so every config gets a copy. A copy by pickle takes an
     eighth of the time of `copy.deepcopy`.

@@ -82,9 +82,12 @@ def test_a_server_that_says_yes_and_stays_as_it_was(fakes, engine, kind, message
     samples = engine(kind, [server], sync_s=0.3)
     assert outcome(samples, 0) == ""
     server.always[message] = "ignore"
-    says = re.compile(rf"server 0 \({server.address}\) was given version \d+ and serves 0")
+    versions, says = (
+        itertools.count(1),
+        re.compile(rf"server 0 \({server.address}\) was given version \d+ and serves 0"),
+    )
     with deadlines(samples, start_s=0.1):  # within which the check that finds it need not end
-        await_that(lambda versions=itertools.count(1): says.search(outcome(samples, next(versions))))
+        await_that(lambda: says.search(outcome(samples, next(versions))))
 
 
 def test_the_first_time_all_servers_must_come(kind, fakes, engine):
