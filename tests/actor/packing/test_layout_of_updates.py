@@ -40,8 +40,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("cap", [13, 30, ALL])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "cap"),
+    [*((case, cap) for case in ("policy", "critic") for cap in (13, 30, ALL)), ("policy, tied", 30), ("groups", 13)]
+    + [("groups", ALL), ("critic, tied", ALL), ("windows", 13)],
+)
 def test_updates_are_the_same_however_rows_lie(world, case, cap):
     key, head, options, model = CASES[case]
     algorithm, batch = make_algorithm(**options), make_groups()
