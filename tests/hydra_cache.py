@@ -109,7 +109,7 @@ def read_once(patch: pytest.MonkeyPatch, folder: Path) -> None:
 
     def copy_entries(entries):
         """Hydra sets fields of the entries of a defaults list, and changes no value of a field."""
-        return entries and [copy.copy(entry) for entry in entries]
+        return None if entries is None else [copy.copy(entry) for entry in entries]
 
     def copy_repository(self, delegate):
         """Hydra replaces the list of the sources, and changes nothing in it."""
