@@ -16,6 +16,7 @@ import types
 import typing
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
@@ -240,7 +241,7 @@ def validate(
     options: Mapping, function: Callable, key: str, title: str, supplied: tuple[str, ...] = ()
 ) -> tuple[dict[str, Any], list[str]]:
     """As `take`, but returns the keyword arguments that fit, and a message for every other option."""
-    parameters = inspect.signature(function).parameters.values()
+    parameters, hints = _parameters(function)
     keyword = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if not isinstance(function, type):  # positional arguments of a function are data, not options
         keyword = [p for p in keyword if p.kind is p.KEYWORD_ONLY]
@@ -251,8 +252,6 @@ def validate(
     for name in unknown:
         takes = ", ".join(taken) or "no options"
         messages.append(f"{prefix}{name}: {title} takes {takes}{did_you_mean(str(name), taken)}")
-    annotated = attrgetter("__init__")(function) if isinstance(function, type) else function
-    hints = typing.get_type_hints(annotated, include_extras=True)
     result = {}
     for name, parameter in taken.items():
         annotation = hints.get(name, Any)
@@ -265,6 +264,13 @@ def validate(
             needs = f"{title} needs it; add `{name}: <{spell(annotation)}>`"
             messages.append(f"{prefix}{name} is missing: {needs}")
     return result, messages
+
+
+@cache
+def _parameters(function: Callable) -> tuple[list[inspect.Parameter], dict[str, Any]]:
+    """The parameters and the annotations of a function or a class, which take most of the time of checking a config."""
+    annotated = attrgetter("__init__")(function) if isinstance(function, type) else function
+    return [*inspect.signature(function).parameters.values()], typing.get_type_hints(annotated, include_extras=True)
 
 
 def convert(value: Any, annotation: Any, key: str, bounds: Range = FINITE) -> Any:

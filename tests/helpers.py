@@ -35,7 +35,7 @@ from rft.strategy.fsdp2 import FSDP2
 from rft.train.trainer import Trainer
 
 CONFIG = Path(rft.__file__).parent / "config"
-load_yaml = cache(OmegaConf.load)
+merge_yaml = cache(lambda file, changes: OmegaConf.merge(OmegaConf.load(CONFIG / file), json.loads(changes)))
 F64 = torch.float64
 MODEL = {
     "model_type": "qwen3",
@@ -121,7 +121,7 @@ ADAPTIVE = ("algorithm/reward_kl=kl_adaptive", "algorithm.reward_kl.coef.horizon
 
 def yaml_options(file: str, **changes: Any) -> dict[str, Any]:
     """The keys of an option file with some values changed; groups that it includes are left out."""
-    plain: Any = OmegaConf.to_container(OmegaConf.merge(load_yaml(CONFIG / file), changes), resolve=True)
+    plain: Any = OmegaConf.to_container(merge_yaml(file, json.dumps(changes)), resolve=True)
     return {str(key): value for key, value in plain.items() if key not in ("defaults", "_target_")}
 
 

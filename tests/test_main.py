@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
+from omegaconf import OmegaConf
 
 import rft
 from rft.main import main
@@ -67,6 +68,9 @@ def test_composing_imports_nothing_slow(arguments, tmp_path):
     )
     assert found.returncode == 0, found.stderr
     assert "group_size: 8" in found.stdout
+    if "--cfg" in arguments:  # Hydra itself; composing in tests keeps what it has read
+        config = composed(tuple(arguments[2:]), CONFIG, "main")
+        assert found.stdout.rstrip() == OmegaConf.to_yaml(config).rstrip()
     assert list(tmp_path.iterdir()) == []
 
 

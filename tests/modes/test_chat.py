@@ -13,6 +13,7 @@ from rich.console import Console
 import rft
 from rft.modes.chat import chat
 from rft.rollout.engine.hf import HFEngine
+from tests.conftest import SOON_S
 
 ROOT = Path(rft.__file__).parent.parent
 TEMPLATE = (
@@ -122,6 +123,6 @@ def test_at_a_terminal(finished, tmp_path):
             shown += os.read(ours, 4096)
         os.write(ours, line)
         shown += b"|"
-    assert process.wait(30) == 0
+    assert process.wait(SOON_S) == 0
     text = shown.decode()
     assert "completes text. /quit ends" in text and text.count("add 12=") == 1 and text.count("add 34=") == 1

@@ -7,6 +7,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from rft.remote.event_loop import EventLoop
+from tests.conftest import SOON_S
 
 
 def test_coroutines_run_beside_this_thread_and_can_be_cancelled():
@@ -28,10 +29,10 @@ def test_coroutines_run_beside_this_thread_and_can_be_cancelled():
         await asyncio.sleep(100)
 
     waiting = loop.submit(waits())
-    assert started.wait(10)
+    assert started.wait(SOON_S)
     waiting.cancel()
     with pytest.raises(CancelledError):
-        waiting.result(10)
+        waiting.result(SOON_S)
     loop.close()
     assert not loop.alive
     loop.close()

@@ -308,7 +308,7 @@ def test_a_busy_server_gets_half_as_many_requests_and_no_failure():
 def test_a_late_answer_halves_the_window_and_is_a_failure():
     works = iter((never, at_once))
     [server] = servers = servers_of(lambda number: next(works)(number))
-    found, counts = balance(servers, [[0]], answer_s=0.1)
+    found, counts = balance(servers, [[0]], answer_s=0.5)
     assert found == [[0]] and counts == {"retries": 1} and server.window == 4.25
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rft.remote import process_supervisor
+from tests.conftest import SOON_S
 
 # A process that starts a server under a supervisor, as a run does, and waits.
 STARTER = """
@@ -52,7 +53,7 @@ def lives(pid):
 
 
 def await_that(condition):
-    end = time.monotonic() + 60
+    end = time.monotonic() + SOON_S
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
@@ -111,7 +112,7 @@ def test_what_a_server_leaves_behind_ends_with_it_and_its_status_is_told(tmp_pat
     script.write_text(SERVER)
     command = [sys.executable, process_supervisor.__file__, "0.3", sys.executable, str(script), "short"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE)
-    assert process.wait(20) == 7
+    assert process.wait(SOON_S) == 7
     note = Path(f"{script}.worker")
     await_that(lambda: not note.exists() or not lives(int(note.read_text())))
 
@@ -163,7 +164,7 @@ time.sleep(2)  # in which the supervisor scans
         with two.open("r+b") as file, mmap.mmap(file.fileno(), 8):
             if ending.startswith("time"):  # otherwise it ends by itself
                 process.stdin.close()
-            assert process.wait(20) == 137
+            assert process.wait(SOON_S) == 137
         assert not memory.exists() and not ours.exists()
         assert two.exists() and everyones.exists() and Path("/dev/shm", before.name).exists()
         two.unlink()
@@ -175,4 +176,4 @@ time.sleep(2)  # in which the supervisor scans
 def test_a_server_that_is_killed_says_so(tmp_path):
     body = "import os; os.kill(os.getpid(), 9)"
     command = [sys.executable, process_supervisor.__file__, "0.3", sys.executable, "-c", body]
-    assert subprocess.Popen(command, stdin=subprocess.PIPE).wait(20) == 137
+    assert subprocess.Popen(command, stdin=subprocess.PIPE).wait(SOON_S) == 137

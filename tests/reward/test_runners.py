@@ -9,6 +9,7 @@ from rft.reward.call import Calls
 from rft.reward.failure import CollectiveError, Failure, leaving_collective
 from rft.reward.runners import InlineRunner, LoopRunner, ThreadRunner, call, outcomes
 from rft.reward.term import RowTerm, Term
+from tests.conftest import SOON_S
 from tests.reward import user_functions
 from tests.reward.reward_of import reward_of
 
@@ -40,7 +41,7 @@ class Pairs(Term):
 
 
 def wait_for(condition):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + SOON_S
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert condition()
@@ -51,7 +52,7 @@ def test_an_awaiting_term_scores_a_response_before_the_others_are_there():
     reward = reward_of({"a": {"function": f"{MODULE}:announces", "weight": 1.0}}, "a")
     with reward.begin() as scoring:
         scoring.add(1, "aa", ROW)
-        assert user_functions.STARTED.wait(30)
+        assert user_functions.STARTED.wait(SOON_S)
         assert scoring.finish(["a", "aa", "aaa"], [ROW] * 3).total.tolist() == [1.0, 2.0, 3.0]
     reward.close()
 

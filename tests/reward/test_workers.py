@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rft.errors import FunctionError
+from tests.conftest import SOON_S
 from tests.reward.reward_of import reward_of
 
 MODULE = "tests.reward.user_functions"
@@ -122,7 +123,7 @@ for job in [pool.submit(["hang"], [{ROW}]) for _ in range(2)]:
 def test_no_process_is_left_when_the_run_is_killed():
     run = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True)
     assert run.stdout is not None and run.stdout.readline() == "ready\n"
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + SOON_S
     while len(started := children(run.pid)) < 3 and time.monotonic() < deadline:
         time.sleep(0.05)
     assert len(started) == 3, "the fork server and two workers in an endless loop"

@@ -28,6 +28,7 @@ from mutation.revision import PARTS, changed_and_seventh  # noqa: E402
 
 from rft.algorithm import LOSSES  # noqa: E402
 from rft.train.folder import resume  # noqa: E402
+from tests.conftest import SOON_S  # noqa: E402
 
 ALL = tuple(dict.fromkeys((*OPERATORS, *WIRING)))
 
@@ -269,7 +270,7 @@ def test_what_processes_return_and_how_they_end(tmp_path):
         "the process ended without an answer",
         "the process ended by SIGKILL",
     ]
-    place, deadline = Path("/proc", started.read_text(), "stat"), time.monotonic() + 20
+    place, deadline = Path("/proc", started.read_text(), "stat"), time.monotonic() + SOON_S
     while place.exists() and ") Z" not in place.read_text():  # what the last one had started ends with it
         assert time.monotonic() < deadline
         time.sleep(0.01)

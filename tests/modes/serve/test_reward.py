@@ -14,6 +14,7 @@ from rich.console import Console
 
 from rft.modes.serve.run import serve
 from rft.remote.server_process import free_port
+from tests.conftest import SOON_S
 from tests.modes.serve.in_process import serve_until
 from tests.modes.serve.test_model import INTERRUPTIBLE, ROOT
 from tests.reward.serving.served import ask
@@ -66,7 +67,7 @@ class Asked:
         assert ask(f"{address}/health", token=None)[0] == 401 and ask(f"{address}/health", token=key)[1]["ready"]
         body = {"responses": ["abc", "hang"], "rows": [{}, {}]}
         self._answer = self._threads.submit(ask, f"{address}/score", body, key)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + SOON_S
         while len(self.started) < 2 and time.monotonic() < deadline:
             self.started = sorted(set(children(pid)) - before)
             time.sleep(0.01)
@@ -100,7 +101,7 @@ def test_the_command_serves_terms_and_answers_what_is_in_flight_at_the_end(tmp_p
     serving = start(tmp_path, *asked.overrides)
     asked.begin(serving.stdout, serving.pid)
     serving.send_signal(end)
-    said, _ = serving.communicate(timeout=30)
+    said, _ = serving.communicate(timeout=SOON_S)
     logged, last = said.splitlines()
     assert serving.returncode == 0 and last == "stopped" and "not done in deadline_s" in logged
     asked.end()

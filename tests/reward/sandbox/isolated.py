@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rft.reward.sandbox.options import Limits, SandboxOptions
 from rft.reward.sandbox.sandbox import LAYERS
+from tests.conftest import SOON_S
 
 LIMITS = Limits(
     seconds=3.0,
@@ -61,7 +62,7 @@ def left(server: int) -> set[int]:
 
 def none_left(server: int) -> bool:
     """Whether a fork server has no process within seconds: a supervisor still exits when its verdict arrives."""
-    deadline = time.monotonic() + 5.0
+    deadline = time.monotonic() + SOON_S
     while left(server):
         if time.monotonic() > deadline:
             return False

@@ -13,6 +13,7 @@ from rft.modes.serve.reward import fingerprints
 from rft.remote.server_process import free_port
 from rft.reward.serving.app import make_app
 from rft.reward.serving.limits import Limits
+from tests.conftest import SOON_S
 from tests.reward.reward_of import reward_of
 
 KEY = "secret"
@@ -58,5 +59,5 @@ def waits(completions, **columns):
     """A reward function that ends when the test lets it."""
     SIZES.append(len(completions))
     STARTED.set()
-    GO.wait(5)
+    GO.wait(SOON_S)
     return [1.0 for _ in completions]

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rft.remote.http_client import httpx
+from tests.conftest import SOON_S
 from tests.reward.serving.served import GO, KEY, SIZES, STARTED, ask, served
 
 USER = "tests.reward.user_functions"
@@ -142,7 +143,7 @@ def test_requests_that_wait_are_scored_together_and_too_many_are_refused():
     with served(terms, "slow", limits={"requests": 3}) as address, ThreadPoolExecutor(8) as threads:
         body = {"responses": ["a", "b"], "rows": [{"prompt": "p"}] * 2}
         first = threads.submit(ask, f"{address}/score", body)
-        assert STARTED.wait(5)
+        assert STARTED.wait(SOON_S)
         others = [threads.submit(ask, f"{address}/score", body) for _ in range(5)]
         while sum(other.done() for other in others) < 3:
             time.sleep(0.005)

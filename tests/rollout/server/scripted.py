@@ -1,5 +1,6 @@
 """What tests of servers share: an engine for fake ones, what it is asked, and what is right."""
 
+import contextlib
 import functools
 from pathlib import Path
 
@@ -64,6 +65,15 @@ def make_engine(world, server_api, folder: Path, servers=(), model=None, **chang
             return server_api
 
     return Kind(engine_context(model, word_tokenizer(40), folder, world), Servers(**options))
+
+
+@contextlib.contextmanager
+def deadlines(samples, **seconds):
+    """Other deadlines of an engine for a while: short ones are for what never comes, as a busy machine misses them."""
+    before = {name: getattr(samples._options, name) for name in seconds}
+    vars(samples._options).update(seconds)
+    yield
+    vars(samples._options).update(before)
 
 
 def tied_model(vocabulary):

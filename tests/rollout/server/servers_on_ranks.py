@@ -9,13 +9,14 @@ import torch.distributed as dist
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from rft.distributed import leave, start
+from tests.conftest import SOON_S
 from tests.rollout.server.scripted import KINDS, SAMPLING, make_engine, requests, said, weights
 
 
 def main() -> None:
     folder, kind, *addresses = sys.argv[1:]
     world = start("cpu")
-    changes = {"addresses": addresses, "sync_s": 0.5, "start_s": 5.0, "sleep": True}
+    changes = {"addresses": addresses, "sync_s": 0.5, "start_s": SOON_S, "sleep": True}
     engine = make_engine(world, KINDS[kind](), Path(folder), **changes)
     mine = requests(12)[world.rank :: 2]
     found, walked = {}, []

@@ -209,19 +209,17 @@ def late_soon(monkeypatch):
 
 def test_groups_of_a_slow_server_are_taken_over(kind, fakes, engine, monkeypatch):
     slow, quick = fakes()
-    samples = synced(engine, kind, [slow, quick], answer_s=20.0)
+    samples = synced(engine, kind, [slow, quick], answer_s=600.0)
     slow.always[ASK[kind]] = "never"
-    begun = time.monotonic()
     seen = late_soon(monkeypatch)
     assert said(samples.generate(requests(8), SAMPLING, seen)) == right(requests(8), 1)
-    assert time.monotonic() - begun < 5, "long before its deadline"
     assert samples.health() == {"retries": 0.0, "hedged": 2.0}
     assert samples.health()["hedged"] == 0.0, "since the last call"
 
 
 def test_a_sample_that_two_servers_answer_is_taken_once(kind, fakes, engine, monkeypatch):
     slow, quick = fakes()
-    samples = synced(engine, kind, [slow, quick], answer_s=20.0)
+    samples = synced(engine, kind, [slow, quick], answer_s=600.0)
     seen = late_soon(monkeypatch)
 
     def after_both():

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.remote.test_process_supervisor import await_that
+from tests.ranks.forked import DEADLINE_S
+from tests.rollout.server.real_servers import until
 from tests.rollout.server.scripted import requests, right, weights
 
 
@@ -15,7 +16,7 @@ def test_two_ranks_share_servers(torchrun, fakes, tmp_path):
     servers = fakes()
 
     def kill(asked, told, which):
-        await_that((tmp_path / asked).exists)
+        until((tmp_path / asked).exists, DEADLINE_S)
         for server in which:
             server.kill()
         (tmp_path / told).touch()

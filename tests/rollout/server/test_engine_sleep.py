@@ -11,11 +11,12 @@ import torch
 from rft.rollout.server.options import Servers
 from rft.rollout.server.sglang import SGLangServers
 from rft.rollout.server.vllm import VLLMServers
+from tests.conftest import SOON_S
 from tests.remote.test_process_supervisor import await_that
 from tests.rollout.server import fake_server
 from tests.rollout.server.fake_server import PARTS, FakeServer
 from tests.rollout.server.fake_workers import Workers
-from tests.rollout.server.scripted import OPTIONS, SAMPLING, requests, right, said, weights
+from tests.rollout.server.scripted import OPTIONS, SAMPLING, deadlines, requests, right, said, weights
 
 pytestmark = pytest.mark.slow
 
@@ -96,13 +97,13 @@ def test_a_message_about_memory_that_fails_once(fakes, engine, kind, message):
 def test_a_message_about_memory_that_always_fails(fakes, engine, kind, message):
     [server] = fakes(1)
     samples = sleepy(engine, kind, [server], retries=1)
-    samples._options.start_s = samples._options.sync_s = 0.2
     where = f"server 0 ({server.address})"
-    for version, fault in enumerate(("drop", 400), 1):
+    for version, (fault, seconds) in enumerate({"drop": 0.2, 400: SOON_S}.items(), 1):
         server.always[message] = fault
         try:
-            samples.sleep()
-            samples.update_weights(version, weights(version).items())
+            with deadlines(samples, start_s=seconds, sync_s=seconds):
+                samples.sleep()
+                samples.update_weights(version, weights(version).items())
         except OSError as error:
             assert where in str(error)
             assert fault == "drop" or str(error).startswith(where), "it said no: no deadline is waited for"

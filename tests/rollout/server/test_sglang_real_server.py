@@ -21,6 +21,7 @@ from rft.rollout.server.remote.rft_receiver import TOKEN_GROUP
 from rft.rollout.server.sglang import SGLangServers
 from rft.rollout.server.weights.broadcast import BroadcastGroup
 from rft.rollout.server.weights.version import WeightVersion
+from tests.conftest import SOON_S
 from tests.helpers import engine_context
 from tests.rollout.server.real_servers import (
     TOKEN,
@@ -66,7 +67,7 @@ def engine(model, tmp_path_factory):
         finally:
             made.close()
     assert len(own) > 2
-    until(lambda: gone(own), 20)
+    until(lambda: gone(own), SOON_S)
     assert held and not [file for file in held if file.exists()]
 
 

@@ -41,7 +41,7 @@ def taught():
 
 def options(servers, **changes):
     """Of the yaml, with short deadlines."""
-    waits = {"start_s": 0.5, "answer_s": 5.0, "poll_s": 0.02, "top_k": TOP}
+    waits = {"start_s": 10.0, "answer_s": 10.0, "poll_s": 0.02, "top_k": TOP}
     addresses = [server.address for server in servers]
     return yaml_options("teacher/teacher_server.yaml", addresses=addresses, **waits | changes)
 
@@ -117,7 +117,7 @@ def test_placeholders_of_media_are_none_of_the_likeliest(taught):
 def test_the_columns_come_where_a_server_fails_now_and_then(fault, taught):
     kind = "sglang" if fault in FAULTS[::2] else "vllm"
     servers, asked = taught(kind, 2), batch()
-    served = teacher(servers, answer_s=0.5 if fault == "never" else 5.0)
+    served = teacher(servers, answer_s=1.0 if fault == "never" else SOON_S)
     servers[0].faults[ASK[kind]] = [fault, None, fault]
     servers[1].faults[ASK[kind]] = [None, fault]
     same(served.compute(asked, ALL, 1.0), right(asked))

@@ -27,7 +27,7 @@ def seen():
             started.append(FakeTeacher(**{"kind": "vllm", "words": WORDS, "vocabulary": KNOWN} | made))
             for path, fault in faults:
                 started[-1].always[path] = fault
-        waits = {"start_s": 0.4, "answer_s": 2.0, "poll_s": 0.02, "top_k": 6}
+        waits = {"start_s": 10.0, "answer_s": 10.0, "poll_s": 0.02, "top_k": 6}
         addresses = [server.address for server in started[-len(servers) :]]
         options = yaml_options("teacher/teacher_server.yaml", addresses=addresses, **waits | changes)
         asyncio.run(check_servers(options, WORDS, longest))

@@ -15,6 +15,7 @@ from rft.rollout.server.options import Servers
 from rft.rollout.server.vllm import VLLMApi, VLLMServers
 from rft.setup.components import Components
 from tests.actor.lora.lora_on_ranks import lora_options
+from tests.conftest import SOON_S
 from tests.helpers import engine_context, yaml_options
 from tests.rollout.engine.test_vllm_lora import PLAIN, REQUESTS, off, policy, redraw
 from tests.rollout.server.fake_server import SERVER_INFO, FakeServer, answer_of, read_weights
@@ -66,7 +67,7 @@ def test_after_every_update_a_server_samples_what_the_policy_computes(engine):
         before, base = found, whole
     peer = engine._servers[0].client
     asyncio.run(peer.post_raw("/v1/unload_lora_adapter", {"lora_name": engine._adapter}))
-    until(lambda: asyncio.run(engine._server_api.version(peer)) == 3, 10)
+    until(lambda: asyncio.run(engine._server_api.version(peer)) == 3, SOON_S)
     assert off(actor, engine.generate(REQUESTS, PLAIN)) < 1e-4, "adapters that somebody took away"
     actor.copy_weights_from(policy(seed=1))
     redraw(actor, 4)

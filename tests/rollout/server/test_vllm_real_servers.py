@@ -25,6 +25,7 @@ from rft.rollout.server.vllm import FIXED, VLLMServers
 from rft.rollout.server.weights import buckets
 from rft.rollout.server.weights.buckets import Bucket
 from rft.rollout.server.weights.version import WeightVersion
+from tests.conftest import SOON_S
 from tests.helpers import engine_context, yaml_options
 from tests.rollout.server.own_transfer import PLUGIN, use_gloo
 from tests.rollout.server.real_servers import (
@@ -304,7 +305,7 @@ def test_weights_that_cannot_be_read_are_not_served(engine, model, tmp_path):
         asyncio.run(engine._server_api.load(peer, WeightVersion(99, tmp_path, {}, None), None, None))
     requests = [Request([number], [number]) for number in range(3, 19)]
     assert gap(model, requests, engine.generate(requests, how())) < 1e-4
-    until(lambda: asyncio.run(engine._server_api.version(peer)) == engine.version, 30)
+    until(lambda: asyncio.run(engine._server_api.version(peer)) == engine.version, SOON_S)
 
 
 @pytest.mark.slow

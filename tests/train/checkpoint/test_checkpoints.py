@@ -14,6 +14,7 @@ from rft.train.checkpoint.checkpoints import Checkpoints
 from rft.train.checkpoint.manifest import damage, read_manifest
 from rft.train.checkpoint.options import CheckpointOptions
 from rft.train.folder.run_folder import RunCommand, RunFolder
+from tests.conftest import SOON_S
 from tests.helpers import identical
 
 ACCURACY = "eval/heldout/accuracy"
@@ -213,7 +214,7 @@ def test_the_run_continues_while_a_checkpoint_is_written_and_the_next_one_waits(
     whole = module.write_manifest
 
     def slow(*given):
-        assert may_end.wait(30)
+        assert may_end.wait(SOON_S)
         order.append("written")
         whole(*given)
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.conftest import SOON_S
 from tests.rollout.server import fake_server
 from tests.rollout.server.fake_workers import Workers
 from tests.rollout.server.own_transfer import use_gloo
@@ -12,7 +13,7 @@ from tests.rollout.server.weights.outcomes import OWN, outcome
 def served(fakes, engine, monkeypatch):
     """An engine whose servers are given weights through process groups, and the servers, which serve version 0."""
 
-    def make(kind, count=1, sync_s=0.4, transport="group", **options):
+    def make(kind, count=1, sync_s=SOON_S, transport="group", **options):
         if transport == OWN:
             info = fake_server.SERVER_INFO["vllm_config"]
             monkeypatch.setitem(info["parallel_config"], "worker_extension_cls", "")

@@ -1,16 +1,19 @@
 """Every message of a weight sync is dropped, doubled, delayed, corrupted, ...: the version is committed, or an error
 names the peer. Never does it hang, and never is a sample taken of other weights."""
 
+import itertools
 import logging
+import re
 
 import pytest
 import torch
 
 from rft.rollout.server.weights import store
 from tests.conftest import SOON_S
+from tests.remote.test_process_supervisor import await_that
 from tests.rollout.server.fake_server import FakeServer
 from tests.rollout.server.real_servers import until
-from tests.rollout.server.scripted import ASK, SAMPLING, requests, right, said, weights
+from tests.rollout.server.scripted import ASK, SAMPLING, deadlines, requests, right, said, weights
 from tests.rollout.server.weights.outcomes import committed, outcome
 
 pytestmark = pytest.mark.slow
@@ -47,12 +50,12 @@ def test_a_message_that_fails_once(fakes, engine, kind, message):
 @pytest.mark.parametrize(("kind", "message"), EVERY)
 def test_a_message_that_always_fails(fakes, engine, kind, message):
     [server] = fakes(1)
-    samples = engine(kind, [server], sync_s=0.2, poll_s=0.01)
+    samples = engine(kind, [server], poll_s=0.01)
     assert outcome(samples, 0) == ""
-    samples._options.start_s = 0.1
     for version, fault in enumerate(("drop", "garbage", 503, "never"), 1):
         server.always[message] = fault
-        error = outcome(samples, version)
+        with deadlines(samples, sync_s=0.2, start_s=0.1):
+            error = outcome(samples, version)
         server.always.clear()
         if error.startswith(f"server 0 ({server.address}): "):
             assert fault == "garbage", "it says no for good: no deadline is waited for"
@@ -78,18 +81,28 @@ def test_a_server_that_says_yes_and_stays_as_it_was(fakes, engine, kind, message
     [server] = fakes(1)
     samples = engine(kind, [server], sync_s=0.3)
     assert outcome(samples, 0) == ""
-    samples._options.start_s = 0.1
     server.always[message] = "ignore"
-    assert f"server 0 ({server.address}) was given version 1 and serves 0" in outcome(samples, 1)
+    versions, says = (
+        itertools.count(1),
+        re.compile(rf"server 0 \({server.address}\) was given version \d+ and serves 0"),
+    )
+    with deadlines(samples, start_s=0.1):  # within which the check that finds it need not end
+        await_that(lambda: says.search(outcome(samples, next(versions))))
 
 
 def test_the_first_time_all_servers_must_come(kind, fakes, engine):
     good, gone = fakes()
     gone.kill()
-    samples = engine(kind, [good, gone], sync_s=1.0, start_s=5.0)  # the good one has time to acknowledge it
-    error = outcome(samples, 0)
-    assert f"rank 0 waits for server 1 ({gone.address}) to acknowledge version 0 (server 1" in error
-    assert good.address not in error
+    samples = engine(kind, [good, gone], sync_s=0.5, start_s=0.5)
+    errors = []
+
+    def good_acknowledges():
+        errors.append(outcome(samples, len(errors)))
+        return good.address not in errors[-1]
+
+    await_that(good_acknowledges)
+    waits = f"rank 0 waits for server 1 ({gone.address}) to acknowledge version {len(errors) - 1} (server 1"
+    assert errors[-1].startswith(waits)
 
 
 @pytest.mark.parametrize("fault", ["garbage", 400])
@@ -160,11 +173,12 @@ def test_a_server_that_is_killed_between_prepare_and_commit(kind, fakes, engine,
 
 def test_all_servers_are_killed_between_prepare_and_commit(kind, fakes, engine):
     servers = fakes()
-    samples = engine(kind, servers, sync_s=0.2, start_s=0.2)
+    samples = engine(kind, servers)
     assert outcome(samples, 0) == ""
     for server in servers:
         server.kill()
-    error = outcome(samples, 1)
+    with deadlines(samples, sync_s=0.2, start_s=0.2):
+        error = outcome(samples, 1)
     assert all(f"server {number} ({server.address})" in error for number, server in enumerate(servers))
     assert "to acknowledge version 1 (" in error and error.endswith(", 0.4 s")
 
@@ -232,10 +246,10 @@ def test_a_spoilt_file_is_not_given_to_a_server_that_is_back(kind, fakes, engine
     server.kill()
     back = FakeServer(server.port)
     try:
+        await_that(lambda: name in samples._pool._monitors[0].problem)
         with pytest.raises(TimeoutError, match=r"waits for a server that serves version 1 .*serves version None"):
             samples.generate(requests(2), SAMPLING)
         assert not back.calls["/collective_rpc"] and not back.calls["/update_weights_from_disk"]
-        assert name in samples._pool._monitors[0].problem
     finally:
         back.kill()
 
@@ -312,7 +326,7 @@ def test_a_lost_server_is_not_waited_for_again_and_comes_back(kind, fakes, engin
     back = FakeServer(dead.port)
     try:
         assert outcome(samples, 4) == ""
-        until(lambda: samples._pool.current() == 2, 10)
+        until(lambda: samples._pool.current() == 2, SOON_S)
         assert committed(samples, 4)
     finally:
         back.kill()

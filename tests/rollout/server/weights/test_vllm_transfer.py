@@ -11,7 +11,7 @@ from tests.rollout.server.weights.outcomes import OWN, committed, outcome
 
 
 def test_only_what_differs_travels_and_without_gaps(served):
-    samples, [server] = served("vllm", transport=OWN, sync_s=10.0)
+    samples, [server] = served("vllm", transport=OWN)
     assert committed(samples, 0) and outcome(samples, 1) == "" and committed(samples, 1)
     assert server.workers.loads == [["still", "w"], ["w"]]
     assert samples.health()["sent_mib"] * 2**20 == (12 + 16) + 16
@@ -21,7 +21,7 @@ def test_only_what_differs_travels_and_without_gaps(served):
 @pytest.mark.parametrize("size", [2**28, 1], ids=["one bucket", "a bucket for each tensor"])
 def test_tensors_of_every_element_size_arrive_as_they_were(size, served, monkeypatch):
     monkeypatch.setattr(buckets, "BUCKET", size)
-    samples, [server] = served("vllm", transport=OWN, sync_s=10.0)
+    samples, [server] = served("vllm", transport=OWN)
     tensors = {"a": torch.ones(3).bool(), "b": torch.randn(5).bfloat16(), "c": torch.tensor(7.5), "d": torch.empty(0)}
     tensors |= {"e": torch.randn(2, 3).double(), "f": torch.arange(3)}
     assert outcome(samples, 1, tensors) == ""
@@ -30,7 +30,7 @@ def test_tensors_of_every_element_size_arrive_as_they_were(size, served, monkeyp
 
 
 def test_an_update_that_another_trainer_left_open_is_ended_first(served):
-    samples, [server] = served("vllm", transport=OWN, sync_s=10.0)
+    samples, [server] = served("vllm", transport=OWN)
     samples._pool._monitors[0].connection.close()
     server.workers.updating = server.workers.broken = True
     assert outcome(samples, 1) == "" and committed(samples, 1)
@@ -38,7 +38,7 @@ def test_an_update_that_another_trainer_left_open_is_ended_first(served):
 
 
 def test_a_sleeping_server_joins_another_group_before_it_has_memory_for_weights(served):
-    samples, [server] = served("vllm", transport=OWN, sync_s=10.0, sleep=True)
+    samples, [server] = served("vllm", transport=OWN, sleep=True)
     for version in (1, 2):
         samples.sleep()
         assert not server.memory
