@@ -3,7 +3,7 @@
 from rft.data.tool_calls import harmony, json_calls, llama, mark, tagged
 from rft.data.tool_calls.base import TOOL_CALLS, Found, Schema, ToolCall, assistant_message, decoded
 from rft.data.tool_calls.find_format import find_format
-from rft.data.tool_calls.parse import calls_of
+from rft.data.tool_calls.parse import calls_of, without_thoughts
 
 __all__ = [
     "TOOL_CALLS",
@@ -19,4 +19,5 @@ __all__ = [
     "llama",
     "mark",
     "tagged",
+    "without_thoughts",
 ]
