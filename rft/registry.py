@@ -137,12 +137,12 @@ class Registry:
         function, stated = self._entries[name]
         options = {k: v for k, v in node.items() if k != "name"}
         options = take(options, function, key, f"{self.kind} {name!r}", self.supplied)
-        facts = {fact: stated.get(fact, default) for fact, default in self.facts.items()}
+        if "fault" in stated and (fault := stated["fault"](options)) is not None:
+            raise ValueError(f"{key}.{fault}")
+        facts = {fact: stated.get(fact, default) for fact, default in self.facts.items() if fact != "fault"}
         for fact, value in facts.items():
             if callable(value) and fact not in self.functions:
                 facts[fact] = value(options)
-        if (fault := facts.pop("fault")) is not None:
-            raise ValueError(f"{key}.{fault}")
         return Plugin(name, self.kind, function, options, facts)
 
 

@@ -6,7 +6,7 @@ the answer in a response: equal answers have equal texts, for a majority vote; `
 ValueError if no response can be right: the run calls it for every row before it loads a model; `writes`,
 f(row, options) -> list of texts, right responses in several writings; `others`, the score of such a response on a row
 with another answer, see `Term`. mode=verify checks the last two. `thoughts` and `opening` say which part of a response
-with thoughts the function gets, see `Term`.
+with thoughts the function gets, see `Term`. `tool_calls` is the format of the tool calls that it reads, see `Term`.
 """
 
 from rft.registry import Registry
@@ -21,4 +21,5 @@ REWARDS = Registry(
     others="zero",
     thoughts="keep",
     opening=None,
+    tool_calls=None,
 )

@@ -17,6 +17,7 @@ class Rule(RowTerm):
         self.others = plugin.facts.others
         assert plugin.facts.thoughts in ("keep", "skip", "show"), f"{plugin.title}: thoughts={plugin.facts.thoughts!r}"
         self.thoughts, self.opening = plugin.facts.thoughts, plugin.facts.opening
+        self.tool_calls = plugin.facts.tool_calls
         self._plugin = plugin
 
     def check_row(self, row: Mapping[str, Any]) -> None:

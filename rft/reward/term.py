@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # worker processes start without torch
     import torch
 
     from rft.distributed import World
+    from rft.registry import Plugin
     from rft.strategy.base import Strategy
 
 Offload = Literal["cpu", "disk"] | None  # where the weights of a reward model are while it does not compute
@@ -45,6 +46,9 @@ class Term(ABC):
             is. `skip`: the answer, which is the text behind the thoughts; a response without one has the score 0, and
             the term does not see it. `show`: the response, behind the opening mark if the prompt ends with one.
         opening: with `show`, the mark that `prompt_opens=true` means; None: the first of `reasoning`.
+        tool_calls: the format of the tool calls that the term reads, an entry of `rft.data.tool_calls.TOOL_CALLS`; None
+            if it reads none. The texts of responses must keep its `marks`, and with `skip` it decides where a call
+            begins, whose text opens no thought.
         others: the score of a response that is right for a row with another answer: `zero`; `less` than 1, since a
             response may be right in part; `any`.
     """
@@ -60,6 +64,7 @@ class Term(ABC):
     collective: bool = False
     thoughts: Literal["keep", "skip", "show"] = "keep"
     opening: str | None = None
+    tool_calls: "Plugin | None" = None
     others: Literal["zero", "less", "any"] = "zero"
 
     def check(self) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 from rft.batch.entries import EPISODE, PROMPT_OPENS
 from rft.batch.thoughts import MARKS, behind_thought
 from rft.data.encode.parts import text_of
-from rft.registry import convert
+from rft.data.tool_calls import without_thoughts
+from rft.registry import Plugin, convert
 from rft.reward.registry import REWARDS
 from rft.reward.term import Term
 
@@ -88,6 +89,7 @@ class Reading:
                 "marks there, or remove it"
             )
         self.kind = term.thoughts
+        self._calls = term.tool_calls
         self._options = options
         self._mark = mark
         self._closing = MARKS | (dict([marks]) if marks else {})
@@ -119,12 +121,11 @@ class Reading:
         if self.kind == "keep" or (self.kind == "skip" and not marks):
             return response
         opened = self.opened(row)
-        whole: str | None = f"{opened or ''}{response}"
+        whole = f"{opened or ''}{response}"
         if self.kind == "show":
             return whole
-        for opening in dict.fromkeys([*([opened] if opened else []), marks[0]]):
-            whole = None if whole is None else behind_thought(whole, opening, self._closing[opening])
-        return whole
+        thoughts = {opening: self._closing[opening] for opening in (opened, marks[0]) if opening}
+        return _answer(whole, thoughts) if self._calls is None else _calling(whole, thoughts, self._calls)
 
     def answered(self, answer: str, row: Mapping[str, Any]) -> str:
         """A response whose answer is this text: to a prompt that opens a thought, one that ends the thought first."""
@@ -132,6 +133,26 @@ class Reading:
         if self.kind != "skip" or not self._options.reasoning or opened is None:
             return answer
         return f"So I think.\n{self._closing[opened]}\n\n{answer}"
+
+
+def _answer(text: str, thoughts: Mapping[str, str]) -> str | None:
+    """The text behind all thoughts, whose closing marks are given by their opening marks; see `behind_thought`."""
+    answer: str | None = text
+    for opening, closing in thoughts.items():
+        answer = None if answer is None else behind_thought(answer, opening, closing)
+    return answer
+
+
+def _calling(text: str, thoughts: Mapping[str, str], format: Plugin) -> str | None:
+    """The text behind the thoughts before the first tool call, without the thoughts behind it.
+
+    If a thought before the first call does not end, there is no call, and the text is that of any answer.
+    """
+    for opening, closing in thoughts.items():
+        if closing in text.partition(opening)[0]:  # a prompt that is not known opened the thought
+            text = f"{opening}{text}"
+    parts = without_thoughts(text, format, thoughts, None)
+    return _answer(text, thoughts) if parts is None else parts[1].lstrip()
 
 
 def with_prefill(response: str, row: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:

@@ -12,6 +12,10 @@ KEYS = {
     "algorithm.resample_power": "algorithm.pick={name: resample, power: <number>}",
     "reward.terms.judge_server.address": "reward.terms.judge_server.addresses=[<address>]",
     **{
+        f"reward.terms.{term}.tag": f"reward.terms.{term}.format=<hermes, list or another format>"
+        for term in ("tool_call", "tool_call_valid")
+    },
+    **{
         f"reward.terms.judge_server.{option}": f"reward.terms.judge_server.call.{option}"
         for option in ("concurrency", "deadline_s", "tries")
     },

@@ -51,6 +51,12 @@ def test_the_messages():
     assert "keys without dashes: key=value" in unknown_flag("--nothing")
 
 
+def test_an_old_key_below_a_term_is_answered_with_the_new_one():
+    new = "reward.terms.tool_call.format=<hermes, list or another format>"
+    found = renamed_keys({"reward": {"terms": {"tool_call": {"tag": "call"}, "json": {"tag": "answer"}}}})
+    assert found == [f"reward.terms.tool_call.tag: it is called {new} now"]
+
+
 def test_an_old_value_is_answered_with_the_new_one():
     assert renamed_keys({"resume": True}) == ["resume=true is resume=auto now"]
     assert renamed_keys({"resume": False}) == ["resume=false is resume=never now"]

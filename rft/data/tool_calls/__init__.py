@@ -3,7 +3,7 @@
 from rft.data.tool_calls import harmony, json_calls, llama, mark, tagged
 from rft.data.tool_calls.base import TOOL_CALLS, Found, Schema, ToolCall, assistant_message
 from rft.data.tool_calls.find_format import find_format, reads_calls
-from rft.data.tool_calls.parse import calls_of
+from rft.data.tool_calls.parse import calls_of, without_thoughts
 
 __all__ = [
     "TOOL_CALLS",
@@ -19,4 +19,5 @@ __all__ = [
     "mark",
     "reads_calls",
     "tagged",
+    "without_thoughts",
 ]

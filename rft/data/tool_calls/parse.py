@@ -22,7 +22,7 @@ def calls_of(text: str, tools: Mapping[str, Schema], format: Plugin, prompt_open
         again writes or drops them. Thoughts behind a call are left out. An answer whose thought does not end is content
         without calls.
     """
-    parts = _without_thoughts(text, format.facts.openings, format.facts.closing, prompt_opens)
+    parts = without_thoughts(text, format, MARKS, prompt_opens)
     if parts is None:
         return text, []
     thoughts, rest = parts
@@ -32,14 +32,24 @@ def calls_of(text: str, tools: Mapping[str, Schema], format: Plugin, prompt_open
     return f"{thoughts}{blanks}{content}", calls
 
 
-def _without_thoughts(
-    text: str, openings: tuple[str, ...], closing: str | None, prompt_opens: str | None
+def without_thoughts(
+    text: str, format: Plugin, thoughts: Mapping[str, str], prompt_opens: str | None
 ) -> tuple[str, str] | None:
     """The text up to the end of the last thought before the first call, and the text behind it without thoughts.
 
-    A mark within a call opens no thought. None if a thought before the first call does not end.
+    A mark within a call opens no thought.
+
+    Args:
+        text: of the answer.
+        format: of `TOOL_CALLS`.
+        thoughts: the mark that closes a thought, by the one that opens it.
+        prompt_opens: the mark of the thought in which the prompt ends, or None.
+
+    Returns:
+        None if a thought before the first call does not end.
     """
-    marks = re.compile("|".join(map(re.escape, (*MARKS, *openings))))
+    closing = format.facts.closing
+    marks = re.compile("|".join(map(re.escape, (*thoughts, *format.facts.openings))))
     kept: list[str] = []  # behind the first call
     front = begin = place = 0  # the end of the thoughts before the first call, of the last thought, and of what is read
     called = False
@@ -50,7 +60,7 @@ def _without_thoughts(
             if mark is None:
                 break
             place = mark.end()
-            if mark[0] not in MARKS:
+            if mark[0] not in thoughts:
                 called = True
                 end = -1 if closing is None else text.find(closing, place)
                 if closing is None or end < 0:
@@ -59,10 +69,10 @@ def _without_thoughts(
                 continue
             kept += [text[begin : mark.start()]] if called else []
             opened = mark[0]
-        end = text.find(MARKS[opened], place)
+        end = text.find(thoughts[opened], place)
         if end < 0:
             return (text[:front], "".join(kept)) if called else None
-        begin = place = end + len(MARKS[opened])
+        begin = place = end + len(thoughts[opened])
         front = front if called else begin
         opened = None
     return text[:front], "".join([*kept, text[begin:]])

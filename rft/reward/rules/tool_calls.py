@@ -1,11 +1,13 @@
 """Does a response call the right tools with the right arguments? And the reward of an environment that has tools."""
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from rft.batch.entries import EPISODE
+from rft.data.tool_calls import TOOL_CALLS, Schema, ToolCall
+from rft.errors import messages_of
+from rft.registry import Plugin, did_you_mean
 from rft.reward.registry import REWARDS
 from rft.reward.rules.json_schema import (
     TOO_DEEP,
@@ -17,45 +19,79 @@ from rft.reward.rules.json_schema import (
     missing_package,
     schema_fault,
 )
-from rft.reward.rules.tags import bad_tag
 from rft.reward.term import Unscored
 
 NO_ARGUMENTS = {"type": "object", "maxProperties": 0}
+LIST = "list"  # the format of a response that is a JSON list of calls
+Format = str | dict[str, Any]  # the name of a format of calls, or {name: ..., options}
 
 
-def calls_in(response: str, tag: str | None) -> list[dict[str, Any] | None] | None:
-    """The calls of a response: {"name": text, "arguments": object} each, or None for a malformed one.
+def _node(format: Format) -> dict[str, Any]:
+    return {"name": format} if isinstance(format, str) else format
+
+
+def _plugin(format: Format) -> Plugin | None:
+    """The format of the registry; None for `list`."""
+    node = _node(format)
+    return None if node["name"] == LIST else TOOL_CALLS.build(node, "format")
+
+
+def _format_fault(options: Mapping[str, Any]) -> str | None:
+    node, known = _node(options["format"]), [LIST, *TOOL_CALLS.names()]
+    name = str(node.get("name"))
+    if name not in known:
+        cure = f"{did_you_mean(name, known)}; choose one of: {', '.join(known)}"
+        return f"format: no format of tool calls is called {name!r}{cure}"
+    if name == LIST and len(node) > 1:
+        return "format: list takes no options; write format: list"
+    try:
+        _plugin(node)
+    except ValueError as error:
+        return "; ".join(messages_of(error))
+    return None
+
+
+def _read_format(options: Mapping[str, Any]) -> Plugin | None:
+    return _plugin(options["format"])
+
+
+def calls_in(response: str, format: Format, tools: Mapping[str, Schema]) -> list[ToolCall] | None:
+    """The calls of a response.
 
     Args:
-        response: the text.
-        tag: of the blocks that hold a call each; None: the response, or its last fenced block, is a list of calls.
+        response: the text without thoughts.
+        format: in which the calls are written.
+        tools: schemas by the names of the tools.
 
     Returns:
-        None if the blocks are not opened and closed in turn, or the list is not JSON.
+        None if a call cannot be read, a mark of the format stands outside of the calls, or the list is not JSON.
     """
-    if tag is None:
-        text = json_text(response, None, "optional")
-        listed = _value(text or "")
-        if not isinstance(listed, list | dict):
-            return None
-        return [_call(item) for item in (listed if isinstance(listed, list) else [listed])]
-    marks = re.compile(f"<{re.escape(tag)}>|</{re.escape(tag)}>")
-    found = marks.findall(response)
-    if found != [f"<{tag}>", f"</{tag}>"] * (len(found) // 2):
+    plugin = _plugin(format)
+    if plugin is None:
+        return _listed(response)
+    content, calls = plugin(response, tools)
+    if any(mark in content for mark in plugin.facts.marks):
         return None
-    return [_call(_value(text)) for text in marks.split(response)[1::2]]
+    return _all_read([call if isinstance(call, ToolCall) else None for call in calls])
 
 
-def _value(text: str) -> Any:
+def _listed(response: str) -> list[ToolCall] | None:
+    """The calls of a response that is, or whose last fenced block is, a JSON list of them or a single one."""
     try:
-        return json_value(text)
+        value = json_value(json_text(response, None, "optional") or "")
     except ValueError:
         return None
+    return _all_read([_call(item) for item in (value if isinstance(value, list) else [value])])
 
 
-def _call(value: Any) -> dict[str, Any] | None:
+def _all_read(calls: Sequence[ToolCall | None]) -> list[ToolCall] | None:
+    read = [call for call in calls if call is not None]
+    return read if len(read) == len(calls) else None
+
+
+def _call(value: Any) -> ToolCall | None:
     right = isinstance(value, dict) and {*value} == {"name", "arguments"} and isinstance(value["name"], str)
-    return value if right and isinstance(value["arguments"], dict) else None
+    return ToolCall(**value) if right and isinstance(value["arguments"], dict) else None
 
 
 def _function(item: Any) -> Any:
@@ -63,8 +99,8 @@ def _function(item: Any) -> Any:
     return item["function"] if isinstance(item, dict) and isinstance(item.get("function"), dict) else item
 
 
-def _expected(row: Mapping[str, Any], field: str) -> list[str]:
-    """The calls of a row, as canonical texts.
+def _expected(row: Mapping[str, Any], field: str) -> list[ToolCall]:
+    """The calls of a row.
 
     Raises:
         ValueError: they are no calls; names the field.
@@ -72,25 +108,45 @@ def _expected(row: Mapping[str, Any], field: str) -> list[str]:
     value = field_value(row, field)
     found = []
     for item in value if isinstance(value, list) else [value]:
-        call = _function(item)
-        if isinstance(call, dict) and {"name", "arguments"} <= {*call}:
-            arguments = field_value(call, "arguments")
-            call = _call({"name": call["name"], "arguments": arguments})
-        else:
-            call = None
+        function, call = _function(item), None
+        if isinstance(function, dict) and {"name", "arguments"} <= {*function}:
+            call = _call({"name": function["name"], "arguments": field_value(function, "arguments")})
         if call is None:
             raise ValueError(
                 f"the field {field!r} has what is no call: {item!r:.80}; write a list of "
                 '{"name": ..., "arguments": {...}}, best as a JSON text'
             )
-        found.append(canonical(call))
+        found.append(call)
     return found
 
 
-def _made(response: str, tag: str | None) -> list[str] | None:
-    """The calls of a response as canonical texts; a malformed one is an empty text. None as in `calls_in`."""
-    calls = calls_in(response, tag)
-    return None if calls is None else ["" if call is None else canonical(call) for call in calls]
+def _texts(calls: Sequence[ToolCall]) -> list[str]:
+    """One text for each call, the same for equal ones."""
+    return [canonical({"name": call.name, "arguments": call.arguments}) for call in calls]
+
+
+def _gold(row: Mapping[str, Any], field: str) -> list[str]:
+    return _texts(_expected(row, field))
+
+
+def _schema(name: str, parameters: Any) -> Schema:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def _schemas_of(calls: Sequence[ToolCall]) -> dict[str, Schema]:
+    """Schemas of tools that take the arguments of these calls.
+
+    A format that writes values without types reads each as a value of the type of the expected one.
+    """
+    values: dict[str, dict[str, list[Any]]] = {}
+    for call in calls:
+        of_tool = values.setdefault(call.name, {})
+        for name, value in call.arguments.items():
+            of_tool.setdefault(name, []).append(value)
+    return {
+        tool: _schema(tool, {"properties": {name: {"enum": found} for name, found in of_tool.items()}})
+        for tool, of_tool in values.items()
+    }
 
 
 def _common(left: Sequence[str], right: Sequence[str], ordered: bool) -> int:
@@ -106,52 +162,53 @@ def _common(left: Sequence[str], right: Sequence[str], ordered: bool) -> int:
     return lengths[-1]
 
 
-def _votes(response: str, tag: str | None, ordered: bool) -> str | None:
-    made = _made(response, tag)
-    if made is None or "" in made:
+def _votes(response: str, format: Format, ordered: bool) -> str | None:
+    calls = calls_in(response, format, {})
+    if calls is None:
         return None
+    made = _texts(calls)
     return f"[{', '.join(made if ordered else sorted(made))}]"
 
 
-def _written(row: Mapping[str, Any], field: str, tag: str | None, ordered: bool) -> list[str]:
-    expected = _expected(row, field)
+def _written(row: Mapping[str, Any], field: str, format: Format, ordered: bool) -> list[str]:
+    """Right responses in the formats `hermes` and `list`; none in another one, which chat templates write."""
+    expected, name = _gold(row, field), _node(format)["name"]
     texts = []
     for calls in (expected,) if ordered else (expected, expected[::-1]):
-        if tag is None:
+        if name == LIST:
             texts += [f"[{', '.join(calls)}]", f"I call:\n```json\n[{', '.join(calls)}]\n```\n"]
-        else:
-            blocks = "\n".join(f"<{tag}>{call}</{tag}>" for call in calls)
+        elif name == "hermes":
+            blocks = "\n".join(f"<tool_call>{call}</tool_call>" for call in calls)
             texts += [blocks, f"<think>Which tool?</think>\n{blocks}\n"]
     return texts
-
-
-def _tag_fault(options: Mapping[str, Any]) -> str | None:
-    return None if options["tag"] is None else bad_tag("tag", options["tag"])
 
 
 @REWARDS.register(
     "tool_call",
     reads=lambda options: (options["field"],),
     thoughts="skip",
+    tool_calls=_read_format,
     extract=_votes,
-    gold=_expected,
+    gold=_gold,
     writes=_written,
     others=lambda options: "less" if options["score"] == "share" else "zero",
-    fault=_tag_fault,
+    fault=_format_fault,
 )
 def tool_call(
-    response: str, row: Mapping[str, Any], *, field: str, tag: str | None, ordered: bool, score: Literal["all", "share"]
+    response: str, row: Mapping[str, Any], *, field: str, format: Format, ordered: bool, score: Literal["all", "share"]
 ) -> float:
     """1 where the response calls the tools that the row expects with equal arguments, else 0 or the share of calls.
 
-    Arguments are equal as JSON values: the order of keys does not count, 1.0 is 1, true is not 1. A response whose
-    calls cannot be read has 0. If the row expects no call, a response without a call is right.
+    Arguments are equal as JSON values: the order of keys does not count, 1.0 is 1, true is not 1. A response with a
+    call that cannot be read has 0. If the row expects no call, a response without a call is right. A format that writes
+    values without types needs no schemas: a value has the type of the expected one. mode=verify certifies the formats
+    `hermes` and `list`.
 
     Args:
         field: the field of the row with the expected calls, a list of {"name": ..., "arguments": {...}}, as
             objects, in OpenAI's format, or as a JSON text.
-        tag: of the blocks with a call each, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`; null: the
-            response, or its last fenced block, is the list.
+        format: how calls are written: the name of an entry of `TOOL_CALLS`, or {name: ..., options}. "list": the
+            response, or its last fenced block, is a JSON list of {"name": ..., "arguments": {...}}.
         ordered: the order of the calls counts.
         score: "all": only if all calls are equal; "share": the number of equal calls / the larger number of calls, of
             the row or the response.
@@ -159,12 +216,13 @@ def tool_call(
     Raises:
         ValueError: the field of the row has what is no call.
     """
-    expected, made = _expected(row, field), _made(response, tag)
+    expected = _expected(row, field)
+    made = calls_in(response, format, _schemas_of(expected))
     if made is None:
         return 0.0
     if not expected and not made:
         return 1.0
-    equal = _common(expected, made, ordered) / max(len(expected), len(made))
+    equal = _common(_texts(expected), _texts(made), ordered) / max(len(expected), len(made))
     return equal if score == "share" else float(equal == 1.0)
 
 
@@ -197,20 +255,21 @@ def _sound_schemas(row: Mapping[str, Any], field: str) -> None:
     "tool_call_valid",
     reads=lambda options: (options["field"],),
     thoughts="skip",
+    tool_calls=_read_format,
     gold=_sound_schemas,
-    fault=lambda options: _tag_fault(options) or (f"name {fault}" if (fault := missing_package()) else None),
+    fault=lambda options: _format_fault(options) or (f"name {fault}" if (fault := missing_package()) else None),
 )
 def tool_call_valid(
-    response: str, row: Mapping[str, Any], *, field: str, tag: str | None, score: Literal["all", "share"]
+    response: str, row: Mapping[str, Any], *, field: str, format: Format, score: Literal["all", "share"]
 ) -> float | Unscored:
     """1 where the calls of the response name tools of the row and their arguments are valid, else 0 or the share.
 
-    A response without a call, or whose calls cannot be read, has 0.
+    A response without a call, or with one that cannot be read, has 0.
 
     Args:
         field: the field of the row with the tools, a list of {"name": ..., "parameters": JSON schema}, as objects, in
             OpenAI's format, or as a JSON text. A tool without `parameters` takes no arguments.
-        tag: as in `tool_call`.
+        format: as in `tool_call`; values without types have those that the schema of the tool states.
         score: "all": only if all calls are valid; "share": the number of valid calls / the number of calls.
 
     Returns:
@@ -219,14 +278,12 @@ def tool_call_valid(
     Raises:
         ValueError: the field of the row is no list of tools.
     """
-    schemas, calls = _schemas(row, field), calls_in(response, tag)
+    schemas = _schemas(row, field)
+    calls = calls_in(response, format, {name: _schema(name, parameters) for name, parameters in schemas.items()})
     if not calls:
         return 0.0
     try:
-        valid = sum(
-            call is not None and call["name"] in schemas and is_valid(call["arguments"], schemas[call["name"]])
-            for call in calls
-        )
+        valid = sum(call.name in schemas and is_valid(call.arguments, schemas[call.name]) for call in calls)
     except RecursionError:
         return Unscored(TOO_DEEP)
     return float(valid == len(calls)) if score == "all" else valid / len(calls)

@@ -64,7 +64,7 @@ def certified(rows, nodes, accuracy):
         ([{}, {}], term("json", fence="required", tag="answer", schema=PERSON)),
         ([{"form": json.dumps(PERSON)}], term("json", schema_field="form")),
         ([{"answer": calls} for calls in CALLS], term("tool_call")),
-        ([{"answer": json.dumps(calls)} for calls in CALLS], term("tool_call", tag=None, ordered=True)),
+        ([{"answer": json.dumps(calls)} for calls in CALLS], term("tool_call", format="list", ordered=True)),
         ([{"answer": calls} for calls in CALLS], term("tool_call", score="share")),
     ],
 )

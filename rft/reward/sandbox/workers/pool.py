@@ -263,6 +263,7 @@ class IsolatedTerm(Term):
             self.reads, self.extracts, self.others = self._rule.reads, self._rule.extracts, self._rule.others
             self.rows_per_call = self._rule.rows_per_call
             self.thoughts, self.opening = self._rule.thoughts, self._rule.opening
+            self.tool_calls = self._rule.tool_calls
         else:
             stated = pool.facts()
             self.reads, self.rows_per_call = stated["reads"], stated["rows_per_call"]

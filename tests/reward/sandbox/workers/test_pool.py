@@ -55,6 +55,8 @@ def test_rules_give_the_same_scores_bit_for_bit():
     rows = [ROW] * len(TEXTS)
     expected, found = inline.score(TEXTS, rows), apart.score(TEXTS, rows)
     servers = [pool(apart, name)._sandbox._server.pid for name in RULES]
+    formats = {name: term.tool_calls and term.tool_calls.name for name, term in apart.terms.items()}
+    assert formats == dict.fromkeys(RULES) | {"tool_call": "hermes"}
     apart.close()
     assert {name: values.tolist() for name, values in found.terms.items()} == {
         name: values.tolist() for name, values in expected.terms.items()
