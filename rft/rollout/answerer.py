@@ -1,14 +1,15 @@
 """How rows of a data set are answered: by one completion each, or in another way, such as an episode."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
 from rft.batch.trajectory import Trajectory
 from rft.data.encode.encoder import Encoder
 from rft.data.rows.lazy import Rows
-from rft.rollout.answers import Announce, single_turn
+from rft.registry import Plugin
+from rft.rollout.answers import Announce, KeptMarks, single_turn
 from rft.rollout.engine.base import Completion, Request
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.forced_stop import ForcedStop
@@ -53,11 +54,11 @@ class Answerer(ABC):
             The trajectories of each row, in the order of its seeds. `Finish.prompt_opens` is set.
         """
 
-        def announce_marked(number: int, sample: int, trajectory: Trajectory) -> None:
-            announce(number, sample, self._marked(trajectory))
+        def announce_read(number: int, sample: int, trajectory: Trajectory) -> None:
+            announce(number, sample, self._read(trajectory, sampling))
 
-        found = self._answer(rows, seeds, sampling, announce_marked, forced_stop)
-        return [[self._marked(trajectory) for trajectory in group] for group in found]
+        found = self._answer(rows, seeds, sampling, announce_read, forced_stop)
+        return [[self._read(trajectory, sampling) for trajectory in group] for group in found]
 
     @abstractmethod
     def _answer(
@@ -70,7 +71,7 @@ class Answerer(ABC):
     ) -> list[list[Trajectory]]:
         """`answer` without `Finish.prompt_opens`."""
 
-    def _marked(self, trajectory: Trajectory) -> Trajectory:
+    def _read(self, trajectory: Trajectory, sampling: Sampling) -> Trajectory:
         """A trajectory with the thought that the prompt of its last answer opens."""
         opened, finish = self._encoder.thoughts.opened(trajectory.last_prompt), trajectory.finish
         if opened is None or finish is None:
@@ -79,7 +80,25 @@ class Answerer(ABC):
 
 
 class SingleTurn(Answerer):
-    """One completion is the answer."""
+    """One completion is the answer.
+
+    Args:
+        encoder, sampler: see `Answerer`.
+        formats: of the tool calls that rewards read. The texts of answers keep their marks.
+    """
+
+    def __init__(self, encoder: Encoder, sampler: Sampler, formats: Iterable[Plugin] = ()) -> None:
+        super().__init__(encoder, sampler)
+        self._marks = KeptMarks(encoder, formats)
+
+    def _read(self, trajectory: Trajectory, sampling: Sampling) -> Trajectory:
+        """See `Answerer._read`; with the marks of tool calls in its text."""
+        trajectory = super()._read(trajectory, sampling)
+        answer = [token for segment in trajectory.segments[1:] for token in segment.tokens]
+        text, finish = self._marks.text(answer, sampling.stop), trajectory.finish
+        if text is None or finish is None:
+            return trajectory
+        return replace(trajectory, finish=replace(finish, text=text))
 
     def _answer(
         self,

@@ -281,7 +281,8 @@ class Components:
     def answerer(self, encoder: Encoder, sampler: Sampler) -> Answerer:
         """Answers rows with the sampler: by a completion each, or by episodes."""
         if self.environments is None:
-            return SingleTurn(encoder, sampler)
+            terms = self.reward.terms.values()
+            return SingleTurn(encoder, sampler, [term.tool_calls for term in terms if term.tool_calls is not None])
         from rft.rollout.environment.episodes import EpisodeAnswerer
 
         context = self.check.parts["model_config"].get_text_config().max_position_embeddings

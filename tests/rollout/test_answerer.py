@@ -55,7 +55,8 @@ class Sampler:
     def say(self, text, limit):
         ids = self.tokenizer(text).input_ids[:limit]
         reason = "length" if len(ids) == limit else "stop"
-        return Completion(ids, [0.0] * len(ids), reason, self.tokenizer.decode(ids), [0] * len(ids))
+        text = self.tokenizer.decode(ids, skip_special_tokens=True)
+        return Completion(ids, [0.0] * len(ids), reason, text, [0] * len(ids))
 
 
 @pytest.mark.parametrize(
@@ -91,9 +92,34 @@ def test_a_forced_stop_ends_the_thought(template):
 @pytest.mark.parametrize(("text", "mark"), [(AFTER_TOOLS, "<think>"), (BEFORE_TOOLS, None)])
 def test_the_last_turn_of_an_episode_decides(template, text, mark):
     def write(prompt):
-        return "6" if "EUR" in prompt else CALL
+        return "6" if "EUR" in prompt else f"</think>{CALL}"
 
     [[found]], _ = play(write, SHOP, [{"prompt": "Q"}], template=template(text))
     assert found.text == "6" and found.turns == 2
     assert found.finish.prompt_opens == mark
     assert found.fields.get("prompt_opens") == mark and found.fields["episode"]["turns"] == 2
+
+
+def test_a_reward_of_tool_calls_reads_marks_that_are_special_tokens(template):
+    tokenizer = characters(alphabet=ALPHABET)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]", "[ARGS]"]})
+    encoder = Encoder(tokenizer, template(ASKED), None)
+    term = {
+        "name": "tool_call",
+        "weight": 1.0,
+        "field": "answer",
+        "format": "mistral",
+        "ordered": False,
+        "score": "all",
+    }
+    reward = reward_of({"tool_call": term}, "tool_call")
+    formats = [term.tool_calls for term in reward.terms.values()]
+    right = '[TOOL_CALLS]add[ARGS]{"x": 4}'
+    sampler = Sampler(tokenizer, right, right.replace("4", "5"))
+    answerer = SingleTurn(encoder, sampler, formats)
+    rows = [{"prompt": "2+2=", "answer": [{"name": "add", "arguments": {"x": 4}}]}]
+    announced = []
+    [found] = answerer.answer(rows, [[0, 1]], SAMPLING, lambda *told: announced.append(told[2]))
+    assert [trajectory.finish.text for trajectory in found] == [right, right.replace("4", "5")]
+    assert [one.finish for one in announced] == [one.finish for one in found]
+    assert SingleTurn(encoder, sampler).answer(rows, [[0]], SAMPLING, print)[0][0].finish.text == 'add{"x": 4}'

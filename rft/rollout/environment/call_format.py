@@ -4,11 +4,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from rft.batch.thoughts import MARKS
 from rft.data.encode.encoder import Encoder
 from rft.data.tool_calls import Schema, ToolCall, calls_of
 from rft.registry import Plugin
-from rft.rollout.answers import Answer
+from rft.rollout.answers import Answer, KeptMarks
 
 ANSWERS = 100  # without a call, after which a run says so
 CALLS = 20  # of a tool that all failed, after which a run says so
@@ -48,13 +47,10 @@ class CallFormat:
         self.described: bool = format.facts.described
         self._format = format
         self._encoder = encoder
-        special = {} if encoder.chat is None else encoder.chat.special
-        kept = {*format.facts.marks, *MARKS, *MARKS.values()}
-        openings = format.facts.openings
-        self._left_out = {token for token, text in special.items() if text not in kept}
-        self._kept = special.keys() - self._left_out
+        self._marks = KeptMarks(encoder, [format])
+        openings, special = format.facts.openings, {} if encoder.chat is None else encoder.chat.special
         self._openings = {token for token, text in special.items() if text in openings}
-        self._by_token = {*openings} <= {special[token] for token in self._openings}
+        self._by_token = bool(openings) and {*openings} <= {special[token] for token in self._openings}
 
     def read(self, prompt: Sequence[int], answer: Answer, tools: Mapping[str, Schema], stop: Sequence[str]) -> Read:
         """The text of an answer, its content and its calls.
@@ -64,15 +60,13 @@ class CallFormat:
             tools: that it may call, by their names.
             stop: strings that end a text.
         """
-        tokens, text = answer.tokens, answer.finish.text
-        marked = not self._kept.isdisjoint(tokens)
-        if marked:
-            text = self._encoder.decode([token for token in tokens if token not in self._left_out])
-            text = text[: min((place for place in map(text.find, stop) if place >= 0), default=len(text))]
-        if self._openings and self._by_token and self._openings.isdisjoint(tokens):
+        tokens = answer.tokens
+        marked = self._marks.text(tokens, stop)
+        text = answer.finish.text if marked is None else marked
+        if self._by_token and self._openings.isdisjoint(tokens):
             return Read(text, text, [])
         content, calls = calls_of(text, tools, self._format, self._encoder.thoughts.opened(prompt))
-        return Read(content if marked and not calls else text, content, calls)
+        return Read(text if marked is None or calls else content, content, calls)
 
 
 class CallNotices:
