@@ -20,6 +20,7 @@ from rft.rollout.engine.vllm import VLLMEngine
 from rft.setup.parts import CONTEXT
 from rft.strategy.gather import GatherOptions
 from tests.e2e.test_conversations import learn_chats
+from tests.e2e.test_tool_formats import CALLS, check_calls, learn_calls, tool_run
 from tests.families.rows import encoder, rows
 from tests.helpers import engine_context
 from tests.rollout.media import check_samples_with_media, family_for_vllm
@@ -210,6 +211,14 @@ def test_the_built_in_task_is_learned(tmp_path):
     rows = run(tmp_path, [sys.executable], "steps=30")
     assert rows[-1]["eval/heldout/accuracy"] > 0.95
     assert max(row["rollout/logprob_gap_max"] for row in rows if "rollout/logprob_gap_max" in row) < 1e-4
+
+
+@needs_vllm
+@pytest.mark.slow
+@pytest.mark.parametrize("format", sorted(CALLS))
+def test_the_tool_task_trains_in_the_format_of_its_template(format, resolved, tmp_path):
+    run(tmp_path, [sys.executable], *tool_run(learn_calls(resolved, tmp_path, format)))
+    check_calls(tmp_path / "run")
 
 
 @needs_vllm
