@@ -90,6 +90,8 @@ ELSEWHERE = {
     ".max_tool_calling_iterations": "environment.max_turns",
     ".tool_config_path": "environment=verl environment.classes.verl.tools",
     ".interaction_config_path": "environment=verl_interaction environment.classes.verl.interactions",
+    ".multi_turn.format": "environment.tool_format",
+    ".tool_call_parser": "environment.tool_format",
     ".agent_func_path": "environment=openrlhf environment.classes.openrlhf.path",
     ".filter_overlong_prompts": "data.truncation=drop",
     ".apply_chat_template": "data.template=chat",
