@@ -1,8 +1,10 @@
 """Finds the trained parts of a conversation in one rendering of all its messages, for any chat template."""
 
+import logging
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from rft.data.encode.parts import KINDS
@@ -12,6 +14,7 @@ from rft.data.encode.truncation import SHOWN
 Message = dict[str, Any]
 # Keys of a message of the assistant that say how much it trains: of OpenAI, of verl, and of axolotl and others.
 MARKS = ("weight", "loss_mask", "train", "loss", "trainable")
+OTHERS = ("id", "index", "timestamp", "created_at")  # numbers of messages that nobody takes for a mark
 # Why a conversation has nothing to train on.
 REWRITTEN = (
     "the template rewrites its last answer or the text before it, such as a thought that the generation prompt begins "
@@ -186,6 +189,9 @@ def weight_of(message: Mapping[str, Any]) -> float:
         ValueError: a mark is no number from 0 on, true or false, or one takes the message out and another does not.
     """
     marks = {name: message[name] for name in MARKS if name in message}
+    for name, value in message.items():
+        if isinstance(value, int | float) and name not in (*MARKS, *OTHERS):
+            _name_unknown(name)
     shown = ", ".join(f"{name}={value!r:.20}" for name, value in marks.items())
     if not all(isinstance(value, int | float) and 0 <= value < math.inf for value in marks.values()):
         raise ValueError(
@@ -195,6 +201,15 @@ def weight_of(message: Mapping[str, Any]) -> float:
     if len(set(map(bool, marks.values()))) > 1:
         raise ValueError(f"a message of the assistant has {shown}, which differ; keep one of the marks")
     return float(math.prod(marks.values()))
+
+
+@cache
+def _name_unknown(name: str) -> None:
+    """Logs once that a number of a message is no mark."""
+    logging.getLogger(__name__).warning(
+        "Messages of the assistant have a number or a flag %r, which says nothing of the loss; marks are %s",
+        name[:SHOWN], ", ".join(MARKS),
+    )  # fmt: skip
 
 
 def check_unmarked(messages: Messages, why: str) -> None:

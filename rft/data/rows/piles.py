@@ -51,9 +51,7 @@ class Piles:
         """Draws the rows."""
         for field in required:
             if field not in FIELDS:
-                raise ValueError(
-                    f"{self._key}: the built-in game has no field {field!r}; name another field"
-                )
+                raise ValueError(f"{self._key}: the built-in game has no field {field!r}; name another field")
         rng = random.Random(self._seed)
         return [self._row(self._piles[number % len(self._piles)], rng) for number in range(self._count)]
 

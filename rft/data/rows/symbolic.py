@@ -93,9 +93,7 @@ class Symbolic:
             )
         for field in required:
             if field not in FIELDS:
-                raise ValueError(
-                    f"{self._key}: the built-in tasks have no field {field!r}; name another field"
-                )
+                raise ValueError(f"{self._key}: the built-in tasks have no field {field!r}; name another field")
         return list(rows.values())
 
 
@@ -151,9 +149,7 @@ class Products:
             )
         for field in required:
             if field not in PRODUCT_FIELDS:
-                raise ValueError(
-                    f"{self._key}: the built-in task has no field {field!r}; name another field"
-                )
+                raise ValueError(f"{self._key}: the built-in task has no field {field!r}; name another field")
         return list(rows.values())
 
     def _row(self, product: str, rng: random.Random) -> dict[str, Any]:

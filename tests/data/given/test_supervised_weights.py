@@ -1,5 +1,6 @@
 """Weights that data give: of messages, whose tokens have them, and of rows."""
 
+import logging
 import re
 
 import pytest
@@ -97,3 +98,13 @@ def test_a_score_has_no_weights_of_tokens():
             continue
         with pytest.raises(ValueError, match=r"a score is of the whole row; remove it, or give the row a weight"):
             encoder.weighted_example(row)
+
+
+def test_a_flag_that_is_no_mark_is_named_once(caplog):
+    caplog.set_level(logging.WARNING)
+    encoder = Encoder(tokenizer(chats.CHATML), "chat", None)
+    for _ in range(2):
+        encoder.example({"response": chat({"learnt": False, "timestamp": 3}, {"learnt": True})})
+    [record] = [record for record in caplog.records if "learnt" in record.getMessage()]
+    assert "a number or a flag 'learnt', which says nothing of the loss; marks are weight," in record.getMessage()
+    assert not any("timestamp" in record.getMessage() for record in caplog.records)

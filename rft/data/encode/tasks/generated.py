@@ -73,9 +73,7 @@ def rows_of(
     """
     for field in required:
         if field not in FIELDS:
-            raise ValueError(
-                f"{key}: the built-in tasks have no field {field!r}; name another field"
-            )
+            raise ValueError(f"{key}: the built-in tasks have no field {field!r}; name another field")
     rng = random.Random(seed)
     asked: dict[Asked, bool] = {}
     while len(asked) < count:
