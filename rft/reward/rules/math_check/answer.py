@@ -36,7 +36,7 @@ NUMBER = re.compile(
 )
 # Characters that are not seen, such as zero-width spaces and marks of direction.
 UNSEEN = re.compile(r"[\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]")
-FORMULA = re.compile(r"[\\^=_(\[{\u221a\u03c0²³]")  # what a text without blanks has that is more than a word or a number
+FORMULA = re.compile(r"[\\^=_(\[{\u221a\u03c0²³]")  # a text without blanks that has one is no plain word or number
 BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 NAME_LENGTH = 30  # characters in front of a box in which its name is looked for
 TAIL = 10_000  # characters at the end of a response in which a marker or a last expression is looked for

@@ -102,7 +102,7 @@ def _braced(text: str) -> str:
 
 
 def _argument_end(text: str, start: int, digits: bool) -> int | None:
-    r"""The end of an argument: braces, a command with its own arguments, a letter, or a digit; all `digits` of \sqrt12."""
+    r"""The end of an argument: braces, a command with its own arguments, a letter, a digit; all `digits` of \sqrt12."""
     if digits and (number := DIGITS.match(text, start)):
         return number.end()
     found = ARGUMENT.match(text, start)

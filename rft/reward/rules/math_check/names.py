@@ -5,7 +5,9 @@ import re
 from rft.reward.rules.math_check.parse import SYMBOL, Answer, Group, Relation, Scalar, Words
 
 # The measure of what capitals name: an angle, the length of a segment.
-MEASURE = r"m?\\(?:angle|measuredangle|triangle|overline|overrightarrow)\{?[A-Z]+'*\}?|\|(?:\\overline\{)?[A-Z]{2,}\}?\|"
+MEASURE = (
+    r"m?\\(?:angle|measuredangle|triangle|overline|overrightarrow)\{?[A-Z]+'*\}?|\|(?:\\overline\{)?[A-Z]{2,}\}?\|"
+)
 ONE = rf"(?:{MEASURE}|{SYMBOL.pattern})"
 NAME = re.compile(rf"{ONE}|{ONE}(?:[:/]{ONE})+|\\frac\{{{ONE}\}}\{{{ONE}\}}")
 DECORATION = re.compile(r"[{}|]|\\(?:angle|measuredangle|overline|overrightarrow)")
