@@ -6,8 +6,8 @@ from typing import Any
 
 from rft.reward.registry import REWARDS
 
-# What may stand around a letter: "**B**", "(B)", "\(B\)", "option B", "\boxed{\text{B}}". The number of signs is limited,
-# so that a text of nothing but such signs costs no more than its length.
+# What may stand around a letter: "**B**", "(B)", "\(B\)", "option B", "\boxed{\text{B}}". So many at most, or
+# the time for a text of nothing but such signs would grow with the square of its length.
 OPEN = r"(?:\\(?:boxed|fbox|text|textbf|mathrm|mathbf)\{|\\[(\[]|(?i:option|choice)\s|[\s*_:($\[]){0,40}+"
 CLOSE = r"(?![\w'])"
 # A small letter is one where a sign follows or its line ends: "Answer: c", not "the answer is a cat".
@@ -58,12 +58,12 @@ def _written(row: Mapping[str, Any], letters: str, markers: list[str]) -> list[s
 def choice(response: str, row: Mapping[str, Any], *, letters: str, markers: list[str]) -> float:
     r"""1 where the letter that the response chooses is the row's `answer`, else 0.
 
-    The letter is the one in the last \boxed{}, or else in the last <answer>, or else behind the last of the first marker
-    that is there, or else the one that the response begins with where it stands for itself: "B", "(B) Paris". A letter
-    that is a word is none: "A cat", "the answer is a cat", "I think".
+    The letter is the one in the last \boxed{}, or else in the last <answer>, or else behind the last of the first
+    marker that is there, or else the one that the response begins with where it stands for itself: "B", "(B) Paris". A
+    letter that is a word is none: "A cat", "the answer is a cat", "I think".
 
     Args:
-        letters: that there are to choose from; in a response behind a marker or in a box capital or small, else capital.
+        letters: that there are to choose from; capital, or small in a box and behind a marker.
         markers: what stands before the chosen letter, in any case, the more trusted first.
 
     Raises:
