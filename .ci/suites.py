@@ -219,6 +219,10 @@ SUITES = {
         ),
         ("fastapi", "uvicorn", "verifiers"),
     ),
+    # The tests of math-verify, from its source distribution.
+    "math_verify": Suite(
+        ("rft/reward/rules/math.py", "rft/reward/rules/math_check", "tests/reward/rules/math_check"), ("math-verify",)
+    ),
     # Other packages that are no part of the extra dev.
     "reasoning_gym": Suite(
         (

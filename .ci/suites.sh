@@ -93,6 +93,12 @@ suite_verifiers_v1() {
   fi
 }
 
+suite_math_verify() {  # its tests are in the source distribution alone
+  pip download -q --no-deps --no-binary math-verify -c constraints.txt -d "$work/math_verify" math-verify
+  tar -xzf "$work"/math_verify/math_verify-*.tar.gz -C "$work/math_verify" --strip-components=1
+  RFT_MATH_VERIFY_DIR="$work/math_verify" pytest -n 0 -m suite tests/reward/rules/math_check
+}
+
 suite_reasoning_gym() {
   command -v cc > /dev/null || { left_out "no C compiler: reasoning-gym, of which one package needs it, is not tested"; return; }
   beside reasoning_gym constraints.txt reasoning-gym

@@ -3,16 +3,27 @@
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 
-from rft.data.rows.lazy import Row, Rows, located
+from rft.data.rows.lazy import Row, Rows, located, place
 from rft.data.rows.split import identity, plain
 from rft.distributed import World
 
+PLACES = 5  # of rows that fail, in a message
+
 
 def check_rows(rows: Rows, check: Callable[[Row], None]) -> None:
-    """Raises the first ValueError of `check`, with the place of its row."""
+    """Raises the first ValueError of `check`, with the place of its row and those of other rows that fail."""
+    failed: dict[int, ValueError] = {}
     for number, row in enumerate(rows):
-        with located(rows, number):
-            check(row)
+        try:
+            with located(rows, number):
+                check(row)
+        except ValueError as error:
+            failed[number] = error
+    if failed:
+        first, *others = failed
+        places = ", ".join(place(rows, number) for number in others[:PLACES])
+        more = f" (other rows that fail: {len(others)}, the first at {places})" if others else ""
+        raise ValueError(f"{failed[first]}{more}") from failed[first]
 
 
 def check_held_out(

@@ -211,6 +211,7 @@ def test_terms_that_are_classes_look_for_the_answer_too(monkeypatch):
     monkeypatch.setattr(code, "CodeTests", Runs)
     program, row = "```python\nprint(1)\n```", {"tests": [{"input": "", "output": "1"}]}
     options = {"field": "tests", "program": "last_block", "score": "all", "entry_point": None, "asserts": "inside"}
+    options |= {"stdout": "text"}
     node = {"_target_": "rft.reward.sandbox.code.CodeTests", "weight": 1.0, **options, "tolerance": 0.0, "prelude": ""}
     reward = reward_of({"code": node}, "code")
     texts = [program, f"so</think>{program}", program, f"<think>{program}"]

@@ -9,7 +9,7 @@ import pytest
 from rft.data.rows.lazy import LazyRows
 from rft.distributed import SINGLE_PROCESS
 from rft.setup.assembly import Job
-from rft.setup.row_checks import check_held_out
+from rft.setup.row_checks import check_held_out, check_rows
 
 TRAIN = [{"prompt": f"{n}=", "answer": "1"} for n in range(6)]
 
@@ -26,6 +26,20 @@ def test_a_set_of_which_all_rows_train_is_refused_and_one_with_some_is_noted() -
     [message], [note] = refused, warned
     assert message.startswith("data.eval.same: all of its 3 rows are in data.train (compared by prompt), so nothing is")
     assert note.startswith("data.eval.some: 1 of its 4 rows are in data.train (compared by prompt)")
+
+
+def test_the_message_about_a_row_counts_the_others_that_fail() -> None:
+    def check(row: Any) -> None:
+        if row["answer"] != "1":
+            raise ValueError(f"{row['answer']} is not 1")
+
+    rows = [{"answer": str(number % 2)} for number in range(20)]
+    check_rows(rows[1::2], check)
+    with pytest.raises(ValueError, match=r"^row 1: 0 is not 1$"):
+        check_rows(rows[:2], check)
+    said = r"^row 1: 0 is not 1 \(other rows that fail: 9, the first at row 3, row 5, row 7, row 9, row 11\)$"
+    with pytest.raises(ValueError, match=said):
+        check_rows(rows, check)
 
 
 def test_messages_of_one_user_and_white_space_are_the_same_prompt_as_the_text() -> None:

@@ -6,9 +6,15 @@ from typing import Any
 
 from rft.reward.registry import REWARDS
 
-# What may stand around a letter: "**B**", "(B)", "\boxed{B}", "\boxed{\text{B}}".
-OPEN = r"(?:\\boxed\{|\\text\{|[\s*_:($\[])*"
+# What may stand around a letter: "**B**", "(B)", "\(B\)", "option B", "\boxed{\text{B}}". So many at most, or
+# the time for a text of nothing but such signs would grow with the square of its length.
+OPEN = r"(?:\\(?:boxed|fbox|text|textbf|mathrm|mathbf)\{|\\[(\[]|(?i:option|choice)\s|[\s*_:($\[]){0,40}+"
 CLOSE = r"(?![\w'])"
+# A small letter is one where a sign follows or its line ends: "Answer: c", not "the answer is a cat".
+SMALL_CLOSE = r"(?=[)\]}:]|\\[)\]]|\.\s|[ \t.*_$]*+(?:\n|\Z|</))"
+# "A" and "I" are no letters in "A train leaves", "I think"; they are in "A because", "A is right".
+WORD = r"[AI][ \t]+(?!(?:and|as|because|but|by|due|for|given|if|is|or|since|which|with)\b)[a-z]"
+PLACES = (r"\\boxed\{", "<answer>")
 
 
 def _fault(options: Mapping[str, Any]) -> str | None:
@@ -21,12 +27,13 @@ def _fault(options: Mapping[str, Any]) -> str | None:
 
 
 def _chosen(response: str, letters: str, markers: list[str]) -> str | None:
-    letter = f"{OPEN}([{letters.upper()}]){CLOSE}"
-    for marker in (r"\\boxed\{", *(rf"\b{re.escape(marker)}" for marker in markers)):
+    letters = letters.upper()
+    letter = f"{OPEN}((?!{WORD})[{letters}]{CLOSE}|[{letters.lower()}]{SMALL_CLOSE})"
+    for marker in (*PLACES, *(rf"\b{re.escape(marker)}" for marker in markers)):
         if found := re.findall(f"(?i:{marker}){letter}", response):
-            return str(found[-1])
-    alone = re.match(letter, response)  # "B", "(B) Paris", "B. Paris"; not "A cat"
-    return alone[1] if alone and re.match(r"\s*(?:$|[.):*\]}$])", response[alone.end() :]) else None
+            return str(found[-1]).upper()
+    alone = re.match(f"{OPEN}([{letters}]){CLOSE}", response)  # "B", "(B) Paris", "B. Paris"; not "A cat"
+    return alone[1] if alone and re.match(r"\s*(?:$|[.):*\]}$]|\\[)\]])", response[alone.end() :]) else None
 
 
 def _gold(row: Mapping[str, Any], letters: str) -> str:
@@ -51,11 +58,12 @@ def _written(row: Mapping[str, Any], letters: str, markers: list[str]) -> list[s
 def choice(response: str, row: Mapping[str, Any], *, letters: str, markers: list[str]) -> float:
     r"""1 where the letter that the response chooses is the row's `answer`, else 0.
 
-    The letter is the one in the last \boxed{}, or else behind the last of the first marker that is there, or else the
-    one that the response begins with where it stands for itself: "B", "(B) Paris", but not "A cat".
+    The letter is the one in the last \boxed{}, or else in the last <answer>, or else behind the last of the first
+    marker that is there, or else the one that the response begins with where it stands for itself: "B", "(B) Paris". A
+    letter that is a word is none: "A cat", "the answer is a cat", "I think".
 
     Args:
-        letters: that there are to choose from; capital in a response, either in an `answer`.
+        letters: that there are to choose from; capital, or small in a box and behind a marker.
         markers: what stands before the chosen letter, in any case, the more trusted first.
 
     Raises:

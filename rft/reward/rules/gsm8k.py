@@ -8,13 +8,15 @@ from typing import Any, Literal
 from rft.reward.registry import REWARDS
 
 GOLD_MARKER = "####"
-# A sign counts only where no operand stands before it: "10-5" ends in 5, "x=-5" in -5. Commas must cut thousands, and
-# A number that continues as a fraction or a power does not count: "1/2" is not 1.
+# A sign counts only where no operand stands before it: "10-5" ends in 5, "x=-5" in -5. Signs between digits must cut
+# thousands: "72,5" is no number. A number that continues as a fraction or a power does not count: "1/2" is not 1.
+THOUSANDS = r"(?:,|\{,\}|\\,|[\u00a0\u2009\u202f])"
 NUMBER = re.compile(
-    r"(?<![0-9])(?:\$-|(?:(?<![\w)])-)?\$?)"
-    r"(?:[0-9]{1,3}(?:,[0-9]{3})++(?![0-9])|[0-9]++)(?:\.[0-9]++)?+"
-    r"(?!,[0-9]|[/^][0-9]|[eE][-+]?[0-9])"
+    r"(?<![0-9])(?:\\?\$ ?[-\u2212]|(?:(?<![\w)])[-\u2212])?(?:\\?\$ ?)?)"
+    rf"(?:[0-9]{{1,3}}(?:{THOUSANDS}[0-9]{{3}})++(?![0-9])|[0-9]++)(?:\.[0-9]++)?+"
+    r"(?!,[0-9]|\{,\}|[/^][0-9]|[eE][-+]?[0-9])"
 )
+NO_DIGITS = re.compile(r"[^0-9.-]")
 
 
 def _no_marker(options: Mapping[str, Any]) -> str | None:
@@ -84,7 +86,7 @@ def gold_number(answer: str) -> Decimal:
     """
     found = marked_number(answer, [GOLD_MARKER])
     if found is None:
-        plain = NUMBER.fullmatch(answer.strip())
+        plain = NUMBER.fullmatch(answer.strip().removesuffix("%").rstrip("\\ "))
         if plain is None:
             raise ValueError(
                 f"the field 'answer' holds no number behind {GOLD_MARKER}: {answer[-80:]!r}; write it or remove the row"
@@ -107,4 +109,4 @@ def _marker(marker: str) -> str:
 
 def value(number: str) -> Decimal:
     """The value of a text that `NUMBER` matched."""
-    return Decimal(number.replace("$", "").replace(",", ""))
+    return Decimal(NO_DIGITS.sub("", number.replace("\u2212", "-")))

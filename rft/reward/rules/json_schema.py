@@ -12,7 +12,7 @@ from rft.reward.rules.tags import bad_tag, last_block
 from rft.reward.term import Unscored
 
 DEEPEST = 64  # levels of lists and objects, as in files of rows
-FENCED = re.compile(r"^ {0,3}```[^\n`]*\n(.*?)^ {0,3}```[ \t]*$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^ {0,3}```(?P<info>[^\n`]*)$", re.MULTILINE)
 DIALECT = "https://json-schema.org/draft/2020-12/schema"  # of a schema that names none
 TOO_DEEP = "the json schema refers to itself more often than can be followed"
 
@@ -22,10 +22,19 @@ def json_text(response: str, tag: str | None, fence: str) -> str | None:
     text = response if tag is None else last_block(response, tag)
     if text is None or fence == "never":
         return text
-    blocks = FENCED.findall(text)
-    if blocks:
-        return str(blocks[-1])
-    return text if fence == "optional" else None
+    block = _last_fenced(text)
+    return text if block is None and fence == "optional" else block
+
+
+def _last_fenced(text: str) -> str | None:
+    """The lines of the last block between two lines with three backticks, of which the second has nothing else."""
+    found, start = None, None
+    for fence in FENCE.finditer(text):
+        if start is None:
+            start = fence.end() + 1
+        elif not fence["info"].strip(" \t"):
+            found, start = text[start : fence.start()], None
+    return found
 
 
 def json_value(text: str) -> Any:

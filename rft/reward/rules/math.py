@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from rft.ranges import Range
 from rft.reward.registry import REWARDS
 from rft.reward.rules.gsm8k import GOLD_MARKER
-from rft.reward.rules.math_check.answer import Place, final_answer, last_boxed
+from rft.reward.rules.math_check.answer import Place, boxed, final_answer, seen
 from rft.reward.rules.math_check.canonical import canonical, checked
 from rft.reward.rules.math_check.clean import Unreadable
 from rft.reward.rules.math_check.equal import Comparison
@@ -39,8 +39,16 @@ def _extract(response: str, extract_from: list[Place], markers: list[str], perce
 
 
 def _gold_text(answer: Any) -> str:
-    boxed = last_boxed(str(answer))
-    return boxed if boxed is not None else str(answer).rpartition(GOLD_MARKER)[2]
+    text = seen(str(answer))
+    boxes = list(boxed(text))
+    if not boxes:
+        return text.rpartition(GOLD_MARKER)[2]
+    if len({"".join(box.split()) for box in boxes}) > 1:
+        raise ValueError(
+            rf"the field 'answer' holds more than one \boxed{{}}: {boxes[-1]!r:.80} and {boxes[0]!r:.80}; leave the "
+            "final answer in a box, join the boxes with 'and', or remove the row"
+        )
+    return boxes[0]
 
 
 @lru_cache(maxsize=4096)

@@ -5,6 +5,7 @@ import math
 import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -19,8 +20,12 @@ from rft.reward.term import RowTerm, Unscored
 
 Part = Literal["last_block", "whole"]
 Score = Literal["all", "share"]
+Stdout = Literal["numbers", "text"]
 HARNESS = f"{Path(harness.__file__).read_text()}\nmain()\n"
 BLOCK = re.compile(r"^[ \t]*```(?:python3?|py)[ \t]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE | re.IGNORECASE)
+PRINTED = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?")  # not 007
+DECIMALS = Context(Emax=MAX_EMAX, Emin=MIN_EMIN)  # holds every number that a program can print
+DIGITS = 4300  # of an integer that Python reads by default; its time grows with the square of the digits
 
 
 class ProgramTests(RowTerm):
@@ -33,7 +38,9 @@ class ProgramTests(RowTerm):
         entry_point: of the row, with the name of the function that tests of HumanEval's form call; None: no such field.
         asserts: `outside` runs an assert statement whose expected value is no literal in a process without the program,
             `inside` in that of the program.
-        tolerance: relative and absolute, of floating point numbers that a function returns.
+        stdout: `numbers` compares lines of numbers by their values, `text` all lines as texts.
+        tolerance: of floating point numbers: relative and absolute of those that a function returns, relative of
+            printed ones.
         prelude: Python source in front of every program, such as imports.
     """
 
@@ -47,6 +54,7 @@ class ProgramTests(RowTerm):
         score: Score,
         entry_point: str | None,
         asserts: Asserts,
+        stdout: Stdout,
         tolerance: float,
         prelude: str,
     ) -> None:
@@ -57,6 +65,7 @@ class ProgramTests(RowTerm):
         self._all = score == "all"
         self.others = "zero" if self._all else "less"
         self._asserts: Asserts = asserts
+        self._numbers = stdout == "numbers"
         self._tolerance = tolerance
         self._prelude = f"{prelude}\n" if prelude else ""
 
@@ -105,8 +114,9 @@ class ProgramTests(RowTerm):
             outcome = self.run(program, case.input)
             if outcome.status == "refused":
                 return _unscored(outcome)
-            passed += passes(case, outcome)
-            if self._all and not passes(case, outcome):
+            right = passes(case, outcome, self._tolerance if self._numbers else None)
+            passed += right
+            if self._all and not right:
                 break
         return passed
 
@@ -125,7 +135,7 @@ class CodeTests(ProgramTests):
 
     Args:
         key: supplied; the term's place in the yaml.
-        field, program, score, entry_point, asserts, tolerance, prelude: see `ProgramTests`.
+        field, program, score, entry_point, asserts, stdout, tolerance, prelude: see `ProgramTests`.
         sandbox: how programs are isolated.
     """
 
@@ -137,11 +147,12 @@ class CodeTests(ProgramTests):
         score: Score,
         entry_point: str | None,
         asserts: Asserts,
+        stdout: Stdout,
         tolerance: NonNegativeFloat,
         prelude: str,
         sandbox: SandboxOptions,
     ) -> None:
-        super().__init__(field, program, score, entry_point, asserts, tolerance, prelude)
+        super().__init__(field, program, score, entry_point, asserts, stdout, tolerance, prelude)
         self._sandbox = Sandbox(sandbox, f"{key}.sandbox")
         self.threads = sandbox.workers
 
@@ -168,9 +179,37 @@ def extract_program(response: str) -> str | None:
     return blocks[-1] if blocks else None
 
 
-def passes(case: StdinCase, outcome: Outcome) -> bool:
-    """Whether a run has exit status 0 and printed the lines of its case, up to white space at their ends."""
-    return outcome.status == "ok" and _lines(outcome.stdout) == _lines(case.output)
+def passes(case: StdinCase, outcome: Outcome, tolerance: float | None) -> bool:
+    """Whether a run has exit status 0 and printed the lines of its case, up to white space at their ends.
+
+    Args:
+        case: of the run.
+        outcome: of the run.
+        tolerance: relative, of numbers; None: lines of numbers are compared as texts too.
+    """
+    if outcome.status != "ok":
+        return False
+    printed, expected = _lines(outcome.stdout), _lines(case.output)
+    if printed == expected or tolerance is None:
+        return printed == expected
+    pairs = zip(printed, expected, strict=False)
+    return len(printed) == len(expected) and all(one == other or _same(one, other, tolerance) for one, other in pairs)
+
+
+def _same(printed: str, expected: str, tolerance: float) -> bool:
+    """Whether two lines are the same numbers; one that is expected without decimals must be equal."""
+    pairs = list(zip(printed.split(), expected.split(), strict=False))
+    if len(printed.split()) != len(expected.split()) or not pairs:
+        return False
+    for one, other in pairs:
+        if not PRINTED.fullmatch(one) or not PRINTED.fullmatch(other):
+            return False
+        number, right = Decimal(one), Decimal(other)
+        most = Decimal(tolerance) if re.search("[.eE]", other) else Decimal(0)
+        difference = DECIMALS.abs(DECIMALS.subtract(number, right))
+        if number != right and difference > DECIMALS.multiply(most, DECIMALS.abs(right)):
+            return False
+    return True
 
 
 def _lines(text: str) -> list[str]:
@@ -188,7 +227,7 @@ def count_right(calls: Sequence[Call], stdout: str, tolerance: float) -> int:
     found: dict[int, Any] = {}
     for line in stdout.split("\n"):
         try:
-            number, value = json.loads(line)
+            number, value = json.loads(line, parse_int=_integer)
             if type(number) is int:
                 found[number] = value
         except (ValueError, TypeError, RecursionError):  # the program wrote it
@@ -197,6 +236,10 @@ def count_right(calls: Sequence[Call], stdout: str, tolerance: float) -> int:
         number in found and any(equal(found[number], one, tolerance) for one in call.accepted)
         for number, call in enumerate(calls)
     )
+
+
+def _integer(digits: str) -> int | Decimal:
+    return int(digits) if len(digits) <= DIGITS else Decimal(digits)
 
 
 def equal(value: Any, expected: Any, tolerance: float) -> bool:

@@ -8,7 +8,7 @@ from rft.ranges import NonNegativeFloat, PositiveInt, Seconds
 from rft.remote.http_client import RequestFailed, ServerClient, bearer, key_named
 from rft.remote.retry import Backoff
 from rft.reward.sandbox.cases import Asserts, Script
-from rft.reward.sandbox.code import Part, ProgramTests, Score
+from rft.reward.sandbox.code import Part, ProgramTests, Score, Stdout
 from rft.reward.sandbox.options import Outcome
 from rft.reward.term import Unscored
 
@@ -22,7 +22,7 @@ class ServedCodeTests(ProgramTests):
 
     Args:
         key: supplied; the term's place in the yaml.
-        field, program, score, entry_point, asserts, tolerance, prelude: see `ProgramTests`.
+        field, program, score, entry_point, asserts, stdout, tolerance, prelude: see `ProgramTests`.
         address: of the server: http://host:8080.
         token: the name of the environment variable that holds the server's bearer token, or null where it needs none.
         seconds: of one run of a program, in the server.
@@ -43,6 +43,7 @@ class ServedCodeTests(ProgramTests):
         score: Score,
         entry_point: str | None,
         asserts: Asserts,
+        stdout: Stdout,
         tolerance: NonNegativeFloat,
         prelude: str,
         address: str,
@@ -53,7 +54,7 @@ class ServedCodeTests(ProgramTests):
         deadline_s: Seconds,
         tries: PositiveInt,
     ) -> None:
-        super().__init__(field, program, score, entry_point, asserts, tolerance, prelude)
+        super().__init__(field, program, score, entry_point, asserts, stdout, tolerance, prelude)
         if not address.startswith(("http://", "https://")):
             raise ValueError(f"{key}.address={address}: write it as http://host:8080")
         if deadline_s <= seconds:

@@ -3,9 +3,10 @@
 import pytest
 
 from rft.registry import Target
-from rft.reward.sandbox.cases import Call
-from rft.reward.sandbox.code import count_right, equal, extract_program
+from rft.reward.sandbox.cases import Call, StdinCase
+from rft.reward.sandbox.code import count_right, equal, extract_program, passes
 from rft.reward.sandbox.isolation.harness import evaluate, plain
+from rft.reward.sandbox.options import Outcome
 from rft.reward.term import Unscored
 from tests.reward.reward_of import reward_of
 from tests.reward.sandbox.isolated import LIMITS
@@ -24,6 +25,7 @@ NODE = {
     "score": "all",
     "entry_point": None,
     "asserts": "outside",
+    "stdout": "numbers",
     "tolerance": 1e-6,
     "prelude": "",
     "sandbox": SANDBOX,
@@ -167,6 +169,51 @@ def test_a_response_without_a_program_is_not_run(monkeypatch):
     assert blocks.values(["I do not know."], [{"tests": SUMS}]) == [0.0]
 
 
+# (printed, expected, equal as numbers to 1e-6, equal as texts)
+PRINTED = [
+    ("1.5\n", "1.50", True, False),
+    ("0.3333333333", "0.333333\n", True, False),  # 1/3 is 3.3e-7 of 0.333333 away, relatively 1e-6 at most
+    ("0.33334", "0.333333", False, False),
+    ("1e-9", "0.0", False, False),  # the tolerance is relative
+    ("5.0", "5", True, False),
+    ("5.000001", "5", False, False),  # a whole number is exact
+    ("1000000008", "1000000007", False, False),
+    ("1 2.50\n-3", "1.0 2.5\n-3", True, False),
+    ("1 2", "1 2 3", False, False),
+    ("1\n2", "1", False, False),
+    ("2 1", "1 2", False, False),
+    ("101", "0101", False, False),  # a text of digits
+    ("YES 1.0", "YES 1.00", False, False),  # no line of numbers
+    ("  *", "*", False, False),
+    ("nan", "1.5", False, False),
+    ("1_5", "15", False, False),
+    ("9" * 1_048_576, "8" * 1_048_576 + ".5", False, False),
+    ("1" + "0" * 5000, "1" + "0" * 5000, True, True),
+    ("a  \n\n", "a", True, True),
+]
+
+
+@pytest.mark.parametrize(("printed", "expected", "as_numbers", "as_texts"), PRINTED)
+def test_what_is_printed(printed, expected, as_numbers, as_texts):
+    case, outcome = StdinCase("", expected), Outcome("ok", printed, "", 0.0, "")
+    assert [passes(case, outcome, tolerance) for tolerance in (1e-6, None)] == [as_numbers, as_texts]
+
+
+def test_the_numbers_that_programs_print(whole):
+    tests = [{"tests": [{"input": "", "output": "1.50"}]}] * 2
+    assert whole.values(["print(3 / 2)", "print(1.6)"], tests) == [1.0, 0.0]
+    assert term(stdout="text").values(["print(3 / 2)", "print('1.50')"], tests) == [0.0, 1.0]
+
+
+def test_integers_of_any_number_of_digits(whole, share):
+    printed = {"tests": [{"input": "", "output": "1" + "0" * 5000}]}
+    assert whole.values(["print(10**5000)", "print(10**5001)"], [printed] * 2) == [1.0, 0.0]
+    called = {"tests": [{"call": "big(2)", "expected": 100}, {"call": "big(5000)", "expected": 100}]}
+    assert share.values(["def big(n): return 10**n"], [called]) == [0.5]
+    compared = {"tests": "assert big(5000) == 10**5000"}
+    assert whole.values(["def big(n): return 10**n", "def big(n): return 10**n + 1"], [compared] * 2) == [1.0, 0.0]
+
+
 BLOCKS = {
     "Sure:\n```python\nprint(1)\n```\nDone.": "print(1)\n",
     "```py\na\n```\nbetter:\n```Python3\nb\nc\n```": "b\nc\n",
@@ -210,6 +257,8 @@ def test_lines_that_the_harness_did_not_write_are_ignored():
     stdout = 'x\n[0]\n3\n["0", 3]\n[true, 4]\n' + "[" * 100_000 + "\n[0, 3]\n[9, 9]\n[1, 4]\n"
     assert count_right(calls, stdout, 0.0) == 2
     assert count_right(calls, "[0, 3]\n[0, 2]\n", 0.0) == 0  # the last line of a call counts
+    assert count_right([Call({}, [10**5000])], f"[0, 1{'0' * 5000}]", 0.0) == 1  # Python reads 4300 digits
+    assert count_right([Call({}, [10**5000])], f"[0, 1{'0' * 4999}1]", 0.0) == 0
 
 
 def test_plain_values():

@@ -1,28 +1,44 @@
 r"""Where the final answer stands in a response: in a \boxed{}, behind a marker such as "####", or at the end."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 Place = Literal["boxed", "markers", "last"]
 
 BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
-# `$` opens math before a character that is no space, and closes it behind one; "costs $5 and $6" holds no math.
+# `$` opens math before a character that is no space, and closes it behind one, or has blanks on both sides, and no
+# number follows it: "costs $5 and $6" and "costs $ 5 and $ 6" hold no math.
 MATH = re.compile(
-    r"\$\$(?P<dollars>.+?)\$\$|\\\[(?P<bracket>.+?)\\\]|\\\((?P<paren>.+?)\\\)"
-    r"|(?<![\\$\w])\$(?=[^\s$])(?P<dollar>(?:\\.|[^$\n\\])*(?<=\S))\$(?!\d)",
+    r"\$\$(?P<dollars>(?:\\.|[^$\\])+)\$\$|\\\[(?P<bracket>(?:\\[^\[\]]|[^\\])+)\\\]|\\\((?P<paren>(?:\\[^()]|[^\\])+)\\\)"
+    r"|(?<![\\$\w])\$(?=[^\s$])(?P<dollar>(?:\\.|[^$\n\\])*(?<=\S))\$(?!\d)"
+    r"|(?<![\\$\w])\$(?=[ \t]+[^\s$])(?P<blanks>(?:\\.|[^$\n\\])*(?<=[ \t]))\$(?![\w\\({\[-]|\s*\d)",
     re.DOTALL,
 )
 JOINED = re.compile(r"(?:\s|[,;]|\\text\{\s*(?:and|or)\s*\}|\b(?:and|or)\b)*")
+# What stands between boxes that are one answer: "\boxed{1} and \boxed{2}", "$x=\boxed{1}$, $y=\boxed{2}$".
+NAMED = r"(?:\\[a-zA-Z]+|[a-zA-Z])(?:_\{?\w+\}?)?(?:\([a-zA-Z\d]\))?\s*=\s*"
+BETWEEN = re.compile(
+    r"(?:\s|[,;$*]|\\[()\[\],;:!]|\\q?quad|\\text\{\s*,?\s*(?:and|or)\s*\}|(?:and|or)(?![a-zA-Z]))*+"
+    rf"(?P<name>{NAMED})?\$?\s*"
+)
+NAME_BEFORE = re.compile(rf"(?<![\w\\]){NAMED}\$?\s*$")
 # The answer ends where its sentence or its reason begins: "5. Then", "5, because", "5 since".
 STOP = re.compile(
-    r"[.!?](?=\s+[A-Z]|\s*\*\*|\s*$)|[,;]?\s+\b(?:because|since|as|so|which|where|when|hence|therefore|but|after)\b"
+    r"[.!?](?=\s+(?:[A-Z]|<\|)|\s*\*\*|\s*$)"
+    r"|(?:[,;]|(?<!\s))\s+\b(?:because|since|as|so|which|where|when|hence|therefore|but|after)\b"
 )
+BLANK = r"[ \u00a0\u2009\u202f]"  # between thousands
 NUMBER = re.compile(
-    r"(?<![\w.])[-+\u2212]?\s?\\?[$\u20ac\u00a3]?[-\u2212]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)"
+    rf"(?<![\w.])(?<!\d:)[-+\u2212]?\s?\\?[$\u20ac\u00a3]?[-\u2212]?"
+    rf"(?:\d{{1,3}}(?:{BLANK}\d{{3}})+(?!\d)(?:\.\d+)?|\d+:\d+(?:\s?[aApP]\.?[mM]\b\.?)?|\d[\d,]*(?:\.\d+)?|\.\d+)"
     r"(?:\s\d+/\d+|/\d+|[eE][-+]?\d+)?(?:\s?\\?%|\u00b0)?(?![\w])"
 )
-FORMULA = re.compile(r"[\\^=_(\[{\u221a\u03c0]")  # what a text without blanks has that is more than a word or a number
+# Characters that are not seen, such as zero-width spaces and marks of direction.
+UNSEEN = re.compile(r"[\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]")
+FORMULA = re.compile(r"[\\^=_(\[{\u221a\u03c0²³]")  # a text without blanks that has one is no plain word or number
+BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+NAME_LENGTH = 30  # characters in front of a box in which its name is looked for
 TAIL = 10_000  # characters at the end of a response in which a marker or a last expression is looked for
 
 
@@ -31,6 +47,7 @@ def final_answer(text: str, extract_from: Sequence[Place], markers: Sequence[str
 
     The first place of `extract_from` that the response has decides; an empty or unclosed \boxed{} holds no answer.
     """
+    text = seen(text)
     places: dict[str, Callable[[str], str | None]] = {
         "boxed": last_boxed,
         "markers": lambda text: behind_marker(text[-TAIL:], markers),
@@ -42,21 +59,64 @@ def final_answer(text: str, extract_from: Sequence[Place], markers: Sequence[str
     return None
 
 
+def seen(text: str) -> str:
+    """The text without characters that are not seen."""
+    return text if text.isascii() else UNSEEN.sub("", text)
+
+
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last \boxed{} or \fbox{}; "" where it is not closed, None where there is none."""
-    boxes = list(BOX.finditer(text))
-    if not boxes:
-        return None
-    start = boxes[-1].end()
+    r"""The last answer in \boxed{} or \fbox{}, see `boxed`; "" where it is not closed, None where there is none."""
+    return next(boxed(text), None)
+
+
+def boxed(text: str) -> Iterator[str]:
+    r"""The answers in \boxed{} or \fbox{}, the last one first; "" where the last box is not closed.
+
+    Boxes with nothing but "and", "or", signs and names between them are one answer: "x = 1, y = 2" of
+    "x=\boxed{1}, y=\boxed{2}". A box that holds another one is none.
+    """
+    parts: list[str] = []  # of one answer, from its last box on, with what joins them
+    start = len(text)  # of the box that follows
+    for box in reversed(list(BOX.finditer(text))):
+        content, end = _content(text, box.end(), start)
+        if content is None and start < len(text):
+            continue
+        content = (content or "").strip()
+        between = BETWEEN.fullmatch(text, end, start) if content and parts else None
+        if between:
+            joint = " or " if re.search(r"\bor\b", between.group()) else ", "
+            parts += [joint + (between["name"] or ""), content]
+        else:
+            if parts:
+                yield _one(parts[::-1], text[:start])
+            parts = [content] if content else []
+            if not content:
+                yield ""
+        start = box.start()
+    if parts:
+        yield _one(parts[::-1], text[:start])
+
+
+def _one(parts: list[str], before: str) -> str:
+    """The answer in boxes; equal ones without names are one."""
+    contents, joints = parts[::2], parts[1::2]
+    if len({*contents}) == 1 and not any("=" in joint for joint in joints):
+        return contents[0]
+    name = NAME_BEFORE.search(before[-NAME_LENGTH:])
+    return (name.group().rstrip("$ ") if name else "") + "".join(parts)
+
+
+def _content(text: str, start: int, stop: int) -> tuple[str | None, int]:
+    r"""What a box holds that opens at `start`, and its end; None where it is not closed before `stop`."""
     if not text.startswith("{", start):
         number = re.match(r"-?[\d.,]*\d|[a-zA-Z]\b", text[start : start + 80])  # \boxed 5
-        return number.group() if number else ""
+        return (number.group(), start + number.end()) if number else (None, start)
     depth = 0
-    for brace in re.finditer(r"\\.|[{}]", text[start:], re.DOTALL):
+    for brace in BRACE.finditer(text, start, stop):
         depth += {"{": 1, "}": -1}.get(brace.group(), 0)
         if depth == 0:
-            return text[start + 1 : start + brace.start()]
-    return ""
+            return text[start + 1 : brace.start()], brace.end()
+    return None, stop
 
 
 def behind_marker(text: str, markers: Sequence[str]) -> str | None:

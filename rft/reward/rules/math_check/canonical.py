@@ -5,6 +5,7 @@ from fractions import Fraction
 from rft.reward.rules.math_check.clean import UNION
 from rft.reward.rules.math_check.equal import as_set, stated
 from rft.reward.rules.math_check.formula import exact_text, formula
+from rft.reward.rules.math_check.names import is_name
 from rft.reward.rules.math_check.parse import Answer, Group, Relation, Scalar, Words
 
 
@@ -22,7 +23,8 @@ def checked(answer: Answer) -> None:
             formula(answer.latex)
     elif isinstance(answer, Group | Relation):
         for part in answer.items if isinstance(answer, Group) else answer.sides:
-            checked(part)
+            if not (isinstance(answer, Relation) and is_name(part)):
+                checked(part)
 
 
 def canonical(answer: Answer, percent_as_unit: bool) -> str:

@@ -18,17 +18,18 @@ _SIGNS = str.maketrans(
         "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "\uff0c": ",", "\uff08": "(", "\uff09": ")", "\u00ba": "°",
         "\uff05": "%",
         "\u00a0": " ", "\u2009": " ", "\u202f": " ", "√": r"\sqrt", "\u2019": "'", "⟨": "(", "⟩": ")", "`": " ",
+        "\u2220": r"\angle ",
     }
 )  # fmt: skip
 POWERS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 # Sets stand in braces of their own, so that those of LaTeX only group.
 _COMMANDS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
-    (r"\\\\(?=[a-zA-Z])(?![\s\S]*\\end)", r"\\"),  # a command that was escaped twice
+    (r"(?<!\\)\\\\(?=[a-zA-Z])(?![\s\S]*\\end)", r"\\"),  # a command that was escaped twice
     (r"\\\\(?:\[[^\]]*\])?", ROW),
     (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits|phantom\{[^{}]*\})(?![a-zA-Z])\.?", ""),
     (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
-    (r"(\d)(?:\{,\}|\\[,!;: ]|,\\!)(?=\d{3})", r"\1"),  # 1{,}000 and 1\,000
-    (r"\\[,;:! ]|\\$|\\#|~|\\q?quad(?![a-zA-Z])|\\hspace\{[^{}]*\}", " "),
+    (r"(\d)(?:\s*\{\s*,\s*\}|,?\\!|\\[,;: ])\s*(?=\d{3})", r"\1"),  # 1{,}000, 1,\! 000 and 1\,000
+    (r"\\[,;:! ]|\\$|\\#|~|\\q?quad|\\hspace\{[^{}]*\}", " "),
     (r"\\(?:textbf|textit|textrm|textsf|mbox|mathrm|rm|hbox|textnormal)\s*(?=\{)", r"\\text"),
     (r"\\(?:mathbf|mathit|boldsymbol|bm|emph|vec)\s*\{([^{}]*)\}", r"\1"),
     (r"\\(?:\{|lbrace(?![a-zA-Z]))", "⦃"),
@@ -52,22 +53,22 @@ _COMMANDS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"(?<![\\a-zA-Z])(?i:pi)(?![a-zA-Z])", r"\\pi "),
     (r"(?<![\\a-zA-Z])sqrt(?![a-zA-Z])", r"\\sqrt"),
     (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-    (r"\\sqrt\s*(\d+)", r"\\sqrt{\1}"),
-    (r"\\sqrt\s*([a-zA-Z])", r"\\sqrt{\1}"),
     (r"\*\*", "^"),
     (r"\\(?:times|ast|cdot)(?![a-zA-Z])|\*", r"\\cdot "),
     (r"\\div(?![a-zA-Z])", "/"),
     (r"\^\s*\(([^()]*)\)", r"^{\1}"),
     (r"\^\s*(-?\d+)", r"^{\1}"),
-    (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
-    (r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{"),
-    (r"\\frac\s*(\{[^{}]*\})\s*(\d)", r"\\frac\1{\2}"),
     (r"(?<=\d)[ \t]*\\cdots|\\l?dots(?![a-zA-Z])|\.\.\.|…", "…"),
+    (r"\\text\s*\{([^{}]*)\^\{([23])\}\s*\}", r"\\text{\1}^{\2}"),  # \text{ m³}
     (r"(?<=\d)\s*\\text\s*\{\s*(thousand|million|billion|trillion)\b([^{}]*)\}", r" \1 \2 "),
     (r"(?<=\d)\s*\b(thousand|million|billion|trillion)\b", lambda found: rf"\cdot 10^{{{POWERS[found[1]]}}}"),
     (r"\s+", " "),
 ]  # fmt: skip
 COMMANDS = [(re.compile(pattern), to) for pattern, to in _COMMANDS]
+TAKES = re.compile(r"\\(?P<name>frac|sqrt)(?![a-zA-Z])(?:\s*\[[^\[\]]*\])?|\^(?=\s*\\(?:frac|sqrt)(?![a-zA-Z]))")
+ARGUMENT = re.compile(r"\s*(?:(?P<brace>\{)|\\(?P<command>[a-zA-Z]+)(?:\[[^\[\]]*\])?|[a-zA-Z]|\d)")
+DIGITS = re.compile(r"\s*\d+")
+COUNTS = {"frac": 2, "sqrt": 1}  # arguments of commands
 
 
 class Unreadable(ValueError):
@@ -77,12 +78,42 @@ class Unreadable(ValueError):
 def clean(text: str) -> str:
     """One way of writing for what LaTeX and Unicode write in many, without the marks around formulas and emphasis."""
     text = MATH.sub(lambda found: f" {inside(found)} ", text)
+    text = re.sub(r"^\s*\$(.*)\$\s*$", r"\1", text)  # $15 $
     text = re.sub(r"\\[()\[\]](?!\d*(?:pt|em))", " ", text.strip()) if r"\begin" not in text else text
     text = text.replace("**", "") if re.search(r"^\*\*|\*\*$", text.strip()) else text
     text = text.translate(_SIGNS)
     for pattern, to in COMMANDS:
         text = pattern.sub(to, text)
-    return bare(text)
+    return bare(_braced(text))
+
+
+def _braced(text: str) -> str:
+    r"""The text with braces around what commands take: \frac1y is \frac{1}{y}, x^\frac12 is x^{\frac{1}{2}}."""
+    for command in reversed(list(TAKES.finditer(text))):  # so those on the right have their braces
+        place, taken = command.end(), ""
+        for _ in range(COUNTS.get(command["name"], 1)):
+            if (end := _argument_end(text, place, command["name"] == "sqrt")) is None:
+                break
+            argument = text[place:end].strip()
+            taken += argument if argument.startswith("{") else f"{{{argument}}}"
+            place = end
+        text = text[: command.end()] + taken + text[place:]
+    return text
+
+
+def _argument_end(text: str, start: int, digits: bool) -> int | None:
+    r"""The end of an argument: braces, a command with its own arguments, a letter, a digit; all `digits` of \sqrt12."""
+    if digits and (number := DIGITS.match(text, start)):
+        return number.end()
+    found = ARGUMENT.match(text, start)
+    if found is None:
+        return None
+    if found["brace"]:
+        return closing(text, found.start("brace")) + 1 or None
+    end = found.end()
+    for _ in range(COUNTS.get(found["command"], 0)):
+        end = closing(text, end) + 1
+    return end or None
 
 
 def bare(text: str) -> str:

@@ -19,7 +19,8 @@ from rft.reward.rules.math_check.formula import (
     value_at,
     verified,
 )
-from rft.reward.rules.math_check.parse import SYMBOL, Answer, Group, Relation, Scalar, Words
+from rft.reward.rules.math_check.names import is_name, name_of
+from rft.reward.rules.math_check.parse import CLOCK, Answer, Group, Relation, Scalar, Words
 
 POINTS = (11, -23, 38)  # where formulas with variables are evaluated: what differs at one is not equal
 FLIPPED = str.maketrans("<>≤≥", "><≥≤")
@@ -56,8 +57,10 @@ class Comparison:
         return self._scalars(gold, answer)
 
     def _words(self, gold: Answer, answer: Answer) -> bool:
-        if isinstance(gold, Words) and isinstance(answer, Words) and gold.text == answer.text:
-            return True
+        if isinstance(gold, Words) and isinstance(answer, Words):
+            halves = [f"{gold.text} am", f"{gold.text} pm"] if CLOCK.fullmatch(gold.text) else []
+            if answer.text in (gold.text, *halves):
+                return True
         formulas = [Scalar(side.latex) if isinstance(side, Words) and side.latex else side for side in (gold, answer)]
         first, second = formulas
         return isinstance(first, Scalar) and isinstance(second, Scalar) and self._scalars(first, second)
@@ -79,14 +82,20 @@ class Comparison:
         turned = Relation(answer.signs[::-1].translate(FLIPPED), answer.sides[::-1])
         for other in (answer, turned):
             same = other.signs == gold.signs and len(other.sides) == len(gold.sides)
-            if same and all(self.equal(a, b) for a, b in zip(gold.sides, other.sides, strict=True)):
+            if same and all(self._sides(a, b) for a, b in zip(gold.sides, other.sides, strict=True)):
                 return True
         ends = [stated(side) for side in (gold, answer)]
         if not any(isinstance(end, Relation) for end in ends):
-            return _name(gold) == _name(answer) and self.equal(ends[0], ends[1])
+            return name_of(gold) == name_of(answer) and self.equal(ends[0], ends[1])
         if len(gold.signs) == len(answer.signs) == 1:
             return any(other.signs == gold.signs and _proportional(gold, other) for other in (answer, turned))
         return False
+
+    def _sides(self, gold: Answer, answer: Answer) -> bool:
+        r"""Two sides of relations. A name is no formula: \angle A has no value."""
+        if is_name(gold) and is_name(answer):
+            return name_of(gold) == name_of(answer)
+        return is_name(gold) == is_name(answer) and self.equal(gold, answer)
 
     def _mixed(self, gold: Answer, answer: Answer) -> bool:
         """A group and a single answer: a set of one is that one."""
@@ -105,11 +114,12 @@ class Comparison:
             bare = "list" in kinds or len(gold.items) != 2  # brackets then are no interval
             if (len(ends) > 1 and not bare) or ("list" in kinds and ends != {"()"} and len(gold.items) == 2):
                 return False
-            return self._in_order(gold.items, answer.items)
+            return self._in_order(_by_name(gold), _by_name(answer))
         if kinds == ("matrix", "matrix"):
             return self._in_order(gold.items, answer.items)
         if set(kinds) <= {"list", "set"}:
-            if "set" in kinds:
+            points = all(isinstance(item, Group) for side in (gold, answer) for item in side.items)
+            if "set" in kinds or points:  # a point that is written twice is one
                 return self._all_in(gold.items, answer.items) and self._all_in(answer.items, gold.items)
             return self._in_any_order(gold.items, answer.items)
         if "union" in kinds:
@@ -191,19 +201,12 @@ class Comparison:
         return True
 
 
-def _is_name(side: Answer) -> bool:
-    if isinstance(side, Words):
-        return True
-    plain = isinstance(side, Scalar) and side.value is None and SYMBOL.fullmatch(side.latex.strip())
-    return bool(plain) and _name(side) not in ("e", "i", r"\pi", r"\infty")
-
-
-def _name(side: Answer) -> str:
-    """The name on the left of a relation, or a name itself."""
-    if isinstance(side, Relation):
-        return next((_name(part) for part in side.sides if _is_name(part)), "")
-    text = side.latex if isinstance(side, Scalar) else side.text if isinstance(side, Words) else ""
-    return text.replace(" ", "").replace("{", "").replace("}", "").casefold()
+def _by_name(group: Group) -> Sequence[Answer]:
+    """The items of a group; those of "y=2, x=1" in the order of their letters, as in (1, 2)."""
+    names = [name_of(item) if isinstance(item, Relation) else "" for item in group.items]
+    if group.kind == "list" and all(len(name) == 1 for name in names):
+        return [group.items[place] for place in sorted(range(len(names)), key=names.__getitem__)]
+    return group.items
 
 
 def stated(answer: Answer, given: bool = False) -> Answer:
@@ -215,7 +218,7 @@ def stated(answer: Answer, given: bool = False) -> Answer:
     """
     if not isinstance(answer, Relation):
         return answer
-    names = [_is_name(side) for side in answer.sides]
+    names = [is_name(side) for side in answer.sides]
     if set(answer.signs) == {"="}:
         if names[-1] and not any(names[:-1]):
             return answer.sides[0]
@@ -245,7 +248,7 @@ def _alternatives(answer: Answer) -> Answer:
     if not (isinstance(answer, Group) and answer.kind == "list" and answer.ends == "or"):
         return answer
     parts = tuple(stated(item) for item in answer.items if isinstance(item, Relation) and "=" not in item.signs)
-    same = len(parts) == len(answer.items) and len({_name(item) for item in answer.items}) == 1
+    same = len(parts) == len(answer.items) and len({name_of(item) for item in answer.items}) == 1
     return Group("union", parts) if same and all(isinstance(part, Group) for part in parts) else answer
 
 

@@ -83,15 +83,15 @@ def _digits(expression: Any) -> float:
     if isinstance(expression, Pow) and expression.exp.is_number:
         if expression.base.is_Integer and expression.exp.is_Integer and expression.exp < 0:
             sizes[0] = 0.0 if expression.exp == -1 else sizes[0]  # 1/180 makes a number smaller
-        power = 10 ** min(sizes[1], 9)
-        if expression.base.free_symbols and not expression.base.is_Symbol and power > LARGEST_POWER + 1:
+        power = _magnitude(expression.exp)
+        if expression.base.free_symbols and not expression.base.is_Symbol and power > LARGEST_POWER:
             return math.inf
         return sizes[0] * max(1.0, power)
     if isinstance(expression, exp) and expression.args[0].is_number:
-        return 10 ** min(sizes[0], 9)
+        return _magnitude(expression.args[0])
     if isinstance(expression, factorial) and expression.args[0].is_number:
-        number = 10 ** min(sizes[0], 9)
-        return number * sizes[0]
+        number = _magnitude(expression.args[0])
+        return number * math.log10(number + 1)
     if isinstance(expression, Function) and not isinstance(expression, Abs | log | floor | ceiling):
         return math.inf if max(sizes) > LARGEST_ARGUMENT else sum(sizes)
     if isinstance(expression, Sum | Product):
@@ -99,6 +99,19 @@ def _digits(expression: Any) -> float:
             return math.inf
         return math.inf if max(sizes[1:]) > LARGEST_COUNT else sum(sizes)
     return sum(sizes)
+
+
+def _magnitude(number: Any) -> float:
+    """The absolute value of an expression without variables; infinity where it has none that a float can hold.
+
+    Raises:
+        Unreadable: sympy cannot evaluate it.
+    """
+    try:
+        value = abs(number.evalf(15))
+    except Exception as error:  # sympy may raise anything
+        raise Unreadable("it has no value") from error
+    return float(value) if value.is_Float or value.is_Rational else math.inf
 
 
 def value_at(expression: Any, values: dict[Any, Any]) -> Any:

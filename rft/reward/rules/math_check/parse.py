@@ -30,6 +30,12 @@ NO_UNIT = re.compile(
     r"(?i)\d|\b(?:not|no|never|than|except|least|most|dozen|half|hundred|or|and|maybe|times|twice)\b|n't"
 )
 RATIO = re.compile(r"\s*(\d+(?:\.\d+)?)\s*:\s*(\d+(?:\.\d+)?)\s*")
+CLOCK = re.compile(r"(?i)(?P<hour>\d{1,2}):(?P<minutes>[0-5]\d)(?:\s*(?P<half>[ap])\.?\s?m\.?)?")
+METRES = re.compile(r"(?<=\d)(?P<gap>\s+|(?<=\.\d)|(?<=\.\d\d))m(?P<power>[²³])")
+SEPARATOR = re.compile(
+    r",|;|\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<=[\s\d})⦄\]])(?:and|or)(?=[\s\\$\d({⦃\[])"
+    r"|(?<=[\d})⦄\]])(?:and|or)(?=[a-zA-Z](?:_\w)?(?:\([a-zA-Z\d]\))?\s*=)"
+)
 CHOICE = re.compile(r"(?:\(([A-J])\)|([A-J])[.):])\s+(?!and\b|or\b)\S")
 CASES = re.compile(r"\\begin\{cases\}(.*)\\end\{cases\}")
 RELATIONS = "=<>≤≥≠"
@@ -38,7 +44,7 @@ UNIT_WORDS = re.compile(
     r"^(?P<of>.*?[\d})%a-z])(?P<gap>\s*)(?P<unit>(?:°\s*)?(?<![\\a-zA-Z])(?:[a-zA-Z][a-zA-Z'\-]*)"
     r"(?:\^\{[23]\})?(?:(?:\s*/\s*|\s+)[a-zA-Z][a-zA-Z'\-]*(?:\^\{[23]\})?)*)$"
 )
-SYMBOL = re.compile(r"\\?[a-zA-Z]+(?:_\{?\w+\}?)?'*(?:\((?:\\?[a-zA-Z]|\d)+\))?")
+SYMBOL = re.compile(r"\\?[a-zA-Z]+(?:_(?:\{[^{}]*\}|\w+))?'*(?:\((?:\\?[a-zA-Z]|\d)+\))?")
 
 
 @dataclass(frozen=True)
@@ -109,14 +115,26 @@ def readings(text: str) -> tuple[Answer, ...]:
     if len(text) > LONGEST:
         raise Unreadable(f"it has more than {LONGEST} characters")
     cleaned = clean(text)
-    if choice := CHOICE.match(re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", cleaned)):
+    plain = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", cleaned)
+    if choice := CHOICE.match(plain):
         return (Scalar(choice[1] or choice[2]),)  # "(A) 5" chooses a letter
+    if (clock := CLOCK.fullmatch(plain)) and (clock["half"] or clock["minutes"].startswith("0")):
+        return (_time(clock),)
     found = [_read(_joined(cleaned))]
+    if clock:
+        found.append(_time(clock))  # or else the ratio 3:30
+    if (metres := METRES.sub(r" \\text{m}\g<power>", text)) != text:
+        found.insert(0, _read(_joined(clean(metres))))
     if THOUSANDS.fullmatch(cleaned):
         found.append(_read(cleaned))
     if isinstance(found[0], Words) and not LIMITING.search(text) and len(numbers := NUMBER.findall(text)) == 1:
         found.append(_read(_joined(clean(numbers[0]))))  # "Janet makes 18 dollars a day"
     return tuple(found)
+
+
+def _time(clock: re.Match[str]) -> Words:
+    half = f" {clock['half'].lower()}m" if clock["half"] else ""
+    return Words(f"{int(clock['hour'])}:{clock['minutes']}{half}")
 
 
 def _joined(text: str) -> str:
@@ -149,7 +167,7 @@ def _pieces(text: str) -> list[tuple[str, bool]]:
     return [*pieces, (text[start:], depth == 0)]
 
 
-def split(text: str, pattern: str) -> tuple[list[str], list[str]]:
+def split(text: str, pattern: str | re.Pattern[str]) -> tuple[list[str], list[str]]:
     """The parts of a text between the places outside of brackets where a pattern fits, and those places."""
     parts, found, depth, start = [], [], 0, 0
     matches = {match.start(): match for match in re.finditer(pattern, text)}
@@ -182,11 +200,10 @@ def _read(text: str) -> Answer:
     if about:
         named = SYMBOL.fullmatch(exact[0].strip()) and exact[0].strip() != r"\pi"
         text = "=".join(exact[:2]) if named else exact[0]  # "5/12 ≈ 0.417" is 5/12
-    items, found = split(text, r",|;|\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<=[\s\d})])(?:and|or)(?=[\s\\$])")
+    items, found = split(text, SEPARATOR)
     items = [item for item in items if item.strip()] if found else items
     if len(items) > 1:
-        every = all("or" in separator for separator in found)
-        return Group("list", tuple(_flat(map(_read, items))), "or" if every else "")
+        return _solutions(text) or Group("list", tuple(_flat(map(_read, items))), _ends(found))
     text = bare(items[0]) if items else ""
     if ratio := RATIO.fullmatch(text):
         text = f"{ratio[1]}/{ratio[2]}"
@@ -200,6 +217,18 @@ def _read(text: str) -> Answer:
     if signs:
         return Group("union", tuple(map(_read, parts)))
     return _group(text) or _signed(text)
+
+
+def _ends(separators: list[str]) -> str:
+    return "or" if all("or" in separator for separator in separators) else ""
+
+
+def _solutions(text: str) -> Answer | None:
+    """The list of tuples that "p=5, q=2; p=7, q=2" is; None where signs do not stand so."""
+    parts = [split(part, ",")[0] for part in split(text, ";")[0]]
+    if len(parts) < 2 or len(parts[0]) < 2 or len({*map(len, parts)}) > 1:
+        return None
+    return Group("list", tuple(Group("tuple", tuple(map(_read, part)), "()") for part in parts))
 
 
 def _flat(items: Iterable[Answer]) -> list[Answer]:
@@ -271,6 +300,8 @@ def _without_unit(text: str) -> tuple[str, Unit | None]:
     found = None
     if money:
         text, found = money[1] + money[3], unit(money[2])
+    if text and text[-1] in CURRENCY and text[:-1].rstrip()[-1:].isdigit():
+        return text[:-1].rstrip(), unit(text[-1])
     if text.endswith("°") and len(text) > 1 and "°" not in text[:-1]:
         return text[:-1], unit("°")
     if (match := UNIT_TEXT.match(text)) and re.search(r"[\w})%]$", match["of"]):

@@ -72,6 +72,7 @@ def execute(text: str) -> None:
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     sys.argv[:] = [NAME]
+    sys.set_int_max_str_digits(0)  # print(10**5000) is no error; the limit of processor time holds
     try:
         exec(compile(text, NAME, "exec"), module.__dict__)
     except MemoryError:

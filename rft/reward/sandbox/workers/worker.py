@@ -14,6 +14,7 @@ import resource
 import select
 import shutil
 import signal
+import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ class WorkerSetup:
 
 def main() -> None:
     """Builds the term, and scores jobs until the run closes the socket."""
+    sys.set_int_max_str_digits(sys.int_info.default_max_str_digits)  # as in the run, not as in a program
     line = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in range(3):

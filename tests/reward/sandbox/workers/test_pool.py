@@ -18,6 +18,7 @@ TEXTS = [
     '<tool_call>{"name": "weather", "arguments": {"city": "Paris"}}</tool_call>',
     "Verdict: B, \\boxed{\\frac{1}{3}}",
     "漢字 and words",
+    f'{{"number": 1{"0" * 5000}}}',  # more digits than Python reads, which programs alone may have
     "",
 ]
 ROW = {"answer": "#### 1000", "tests": "", "calls": [{"name": "weather", "arguments": {"city": "Paris"}}]}
