@@ -14,7 +14,7 @@ from rft.data.encode.truncation import SHOWN
 Message = dict[str, Any]
 # Keys of a message of the assistant that say how much it trains: of OpenAI, of verl, and of axolotl and others.
 MARKS = ("weight", "loss_mask", "train", "loss", "trainable")
-OTHERS = ("id", "index", "timestamp", "created_at")  # numbers of messages that nobody takes for a mark
+OTHERS = ("id", "index", "timestamp", "created_at")  # numbers of a message that are no marks
 # Why a conversation has nothing to train on.
 REWRITTEN = (
     "the template rewrites its last answer or the text before it, such as a thought that the generation prompt begins "
@@ -207,7 +207,7 @@ def weight_of(message: Mapping[str, Any]) -> float:
 def _name_unknown(name: str) -> None:
     """Logs once that a number of a message is no mark."""
     logging.getLogger(__name__).warning(
-        "Messages of the assistant have a number or a flag %r, which says nothing of the loss; marks are %s",
+        "Messages of the assistant have a number or a flag %r, which the loss does not read; it reads %s",
         name[:SHOWN], ", ".join(MARKS),
     )  # fmt: skip
 

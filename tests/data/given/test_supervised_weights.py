@@ -106,5 +106,5 @@ def test_a_flag_that_is_no_mark_is_named_once(caplog):
     for _ in range(2):
         encoder.example({"response": chat({"learnt": False, "timestamp": 3}, {"learnt": True})})
     [record] = [record for record in caplog.records if "learnt" in record.getMessage()]
-    assert "a number or a flag 'learnt', which says nothing of the loss; marks are weight," in record.getMessage()
+    assert "a number or a flag 'learnt', which the loss does not read; it reads weight," in record.getMessage()
     assert not any("timestamp" in record.getMessage() for record in caplog.records)
