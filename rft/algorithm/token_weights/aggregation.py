@@ -17,6 +17,7 @@ from torch import Tensor
 from rft.algorithm.gradient import Gradient
 from rft.algorithm.registries import AGGREGATIONS, AllSum
 from rft.algorithm.scores.groups import dense_numbers
+from rft.batch.columns import over
 from rft.ranges import PositiveFloat
 from rft.registry import Plugin
 
@@ -128,7 +129,7 @@ def weigh_logprobs(loss: Plugin, outputs: Mapping[str, Tensor], batch: TensorDic
     weights, rows = batch["token_weights"], batch.copy()
     for name in loss.facts.reads:
         if name.endswith("logprobs"):
-            rows[name] = batch[name] * weights
+            rows[name] = batch[name] * over(weights, batch[name])
     return [outputs[name] * weights if name == "logprobs" else outputs[name] for name in names], rows
 
 

@@ -43,12 +43,12 @@ def origins(loader: ConfigLoader, name: str, overrides: Sequence[str], default: 
     config = loader.load_configuration(name, list(overrides), RunMode.RUN)
     plain = loader.load_configuration(default, [], RunMode.RUN)
     parts = loader.compute_defaults_list(name, list(overrides), RunMode.RUN)
-    setters: list[tuple[str, str]] = []  # (key, source that sets it), in the order of composition
+    setters: list[tuple[str, bool, str]] = []  # (key, whether it is an empty node, source), in the order of composition
     for part in parts.defaults:
         files = [Path(source.path) / f"{part.config_path}.yaml" for source in loader.get_sources()]
         for file in [file for file in files if file.is_file()][:1]:
-            setters += [(key, _short_path(file)) for key in _keys(file, part.package or "")]
-    setters += [(str(override.key_or_group), "command line") for override in parts.config_overrides]
+            setters += [(key, empty, _short_path(file)) for key, empty in _keys(file, part.package or "")]
+    setters += [(str(override.key_or_group), False, "command line") for override in parts.config_overrides]
     values, defaults = _public_tree(config), _public_tree(plain)
     texts = dict(_leaves(_text_tree(plain)))
     found = []
@@ -56,7 +56,11 @@ def origins(loader: ConfigLoader, name: str, overrides: Sequence[str], default: 
         value, before = _value_text(values, key), _value_text(defaults, key)
         if value != before:
             follows = isinstance(text, str) and "${" in text and texts.get(key) == text
-            sources = [source for set_key, source in setters if f"{key}.".startswith(f"{set_key}.")]
+            sources = [
+                source
+                for set_key, empty, source in setters
+                if key == set_key or (not empty and key.startswith(f"{set_key}."))
+            ]
             found.append(Origin(key, value, before, text if follows else sources[-1]))
     return found
 
@@ -80,12 +84,12 @@ def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, node
 
 
-def _keys(file: Path, package: str) -> list[str]:
-    """The keys of a config that a file sets."""
+def _keys(file: Path, package: str) -> list[tuple[str, bool]]:
+    """The keys of a config that a file sets, and whether each is an empty node, which overrides nothing below it."""
     body = OmegaConf.to_container(OmegaConf.load(file))
     assert isinstance(body, dict)
     leaves = _leaves({name: node for name, node in body.items() if name != "defaults"}, package)
-    return [key for key, value in leaves if value != {}]  # an empty node overrides nothing
+    return [(key, value == {}) for key, value in leaves]
 
 
 def _value_text(tree: Any, key: str) -> str:

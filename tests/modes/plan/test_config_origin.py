@@ -51,6 +51,15 @@ def test_a_value_of_the_file_that_the_command_line_selects(ask):
     assert found["warmup"].value == "null" and found["warmup"].source == "rft/config/warmup/none.yaml"
 
 
+def test_an_empty_node_comes_from_the_file_that_has_it(ask):
+    paths = ("data=trl", "data.train.path=a", "data.eval.heldout.path=b")
+    found = ask("main", *paths)
+    assert found["data.train.columns"].value == "{}"
+    assert found["data.train.columns"].source.startswith("rft/config/data/")
+    named = ask("main", *paths, "+data.train.columns.prompt=q")
+    assert named["data.train.columns.prompt"].source == "command line"
+
+
 def test_a_value_that_follows_another_names_it(ask):
     found = ask("main", "actor.optimizer.lr=1e-3", "algorithm=ppo")
     assert found["actor.optimizer.lr"].source == "command line"
