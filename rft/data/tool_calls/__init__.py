@@ -2,7 +2,7 @@
 
 from rft.data.tool_calls import harmony, json_calls, llama, mark, tagged
 from rft.data.tool_calls.base import TOOL_CALLS, Found, Schema, ToolCall, assistant_message
-from rft.data.tool_calls.find_format import find_format, reads_calls
+from rft.data.tool_calls.find_format import find_format, read_by, reads_calls
 from rft.data.tool_calls.parse import calls_of, without_thoughts
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "json_calls",
     "llama",
     "mark",
+    "read_by",
     "reads_calls",
     "tagged",
     "without_thoughts",

@@ -1,6 +1,8 @@
 """Which format of tool calls a chat template writes."""
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rft.batch.thoughts import MARKS
@@ -46,58 +48,59 @@ def find_format(chat: "ChatTemplate") -> str | None:
     Returns:
         None if the template renders no calls, or no format without options reads them.
     """
-    turns = _turns(chat)
     for name in TOOL_CALLS.names():
         try:
             format = TOOL_CALLS.build({"name": name}, "name")
         except ValueError:  # it has options
             continue
-        if _all_read(turns, format):
+        if reads_calls(chat, read_by(format)):
             return name
     return None
 
 
-def reads_calls(chat: "ChatTemplate", format: Plugin) -> bool:
-    """Whether a format reads the calls of answers as a template renders them."""
-    return _all_read(_turns(chat), format)
+def read_by(format: Plugin) -> Callable[["CallingTurn"], bool]:
+    """What `reads_calls` asks of a format."""
+    return lambda turn: turn.reads(format)
 
 
-def _turns(chat: "ChatTemplate") -> "list[_Turn | None]":
-    """Answers with a call without arguments, one with a value of each JSON type, and both calls together.
+def reads_calls(chat: "ChatTemplate", reads: Callable[["CallingTurn"], bool]) -> bool:
+    """Whether the calls come back of answers as a template renders them: one with a call without arguments, one with a
+    value of each JSON type, and one with both calls.
 
     A template that renders one call of an answer alone is judged by single calls.
-    """
-    return [_rendered(chat, calls) for calls in ([FIRST], [SECOND], [FIRST, SECOND])]
-
-
-def _all_read(turns: "list[_Turn | None]", format: Plugin) -> bool:
-    return all(turns[:2]) and all(turn is None or turn.reads(format) for turn in turns)
-
-
-class _Turn:
-    """An answer that a template rendered.
 
     Args:
-        text: of the answer, with special tokens.
+        reads: says whether the calls of an answer are read.
+    """
+    turns = [_rendered(chat, calls) for calls in ([FIRST], [SECOND], [FIRST, SECOND])]
+    return all(turns[:2]) and all(turn is None or reads(turn) for turn in turns)
+
+
+@dataclass(frozen=True)
+class CallingTurn:
+    """An answer with calls that a template rendered.
+
+    Attributes:
+        prompt, text: before the answer, and the answer, with special tokens.
         calls: that it has.
         special: the special tokens of the tokenizer.
         prompt_opens: as for `calls_of`.
     """
 
-    def __init__(self, text: str, calls: list[ToolCall], special: set[str], prompt_opens: str | None) -> None:
-        self._text = text
-        self._calls = calls
-        self._special = special
-        self._opens = prompt_opens
+    prompt: str
+    text: str
+    calls: list[ToolCall]
+    special: set[str]
+    prompt_opens: str | None
 
     def reads(self, format: Plugin) -> bool:
         """Whether a format reads the calls of the answer."""
-        left_out = self._special - {*format.facts.marks, *MARKS, *MARKS.values()}
-        text = re.sub("|".join(map(re.escape, left_out)) or "(?!)", "", self._text)
-        return calls_of(text, TOOLS, format, self._opens)[1] == self._calls
+        left_out = self.special - {*format.facts.marks, *MARKS, *MARKS.values()}
+        text = re.sub("|".join(map(re.escape, left_out)) or "(?!)", "", self.text)
+        return calls_of(text, TOOLS, format, self.prompt_opens)[1] == self.calls
 
 
-def _rendered(chat: "ChatTemplate", calls: list[ToolCall]) -> _Turn | None:
+def _rendered(chat: "ChatTemplate", calls: list[ToolCall]) -> CallingTurn | None:
     """An answer with calls; None where the template cannot render them, or leaves one of them out."""
     message = assistant_message("", list(calls))
     tools = list(TOOLS.values()) if chat.takes_tools else None
@@ -113,4 +116,4 @@ def _rendered(chat: "ChatTemplate", calls: list[ToolCall]) -> _Turn | None:
     if any(call.name not in text for call in calls):
         return None
     opened = next((mark for mark in MARKS if prompt.rstrip().endswith(mark)), None) if start == prompt else None
-    return _Turn(text, calls, {*chat.special.values()}, opened)
+    return CallingTurn(start, text, calls, {*chat.special.values()}, opened)

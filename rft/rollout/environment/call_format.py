@@ -1,6 +1,7 @@
 """How answers call tools in a run: the format, what their texts keep for it, and what is odd about calls."""
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -29,29 +30,16 @@ class Read(NamedTuple):
     calls: list[ToolCall | str]
 
 
-class CallFormat:
+class CallReader(ABC):
     """Reads the calls of answers.
 
-    Where the marks of a format are special tokens of the tokenizer, an answer without such a token calls nothing: it
-    may quote the text of a mark.
-
-    Args:
-        format: of `TOOL_CALLS`.
-        encoder: of the run.
-
     Attributes:
-        described: see `TOOL_CALLS`.
+        described: False if the prompt does not describe the tools.
     """
 
-    def __init__(self, format: Plugin, encoder: Encoder) -> None:
-        self.described: bool = format.facts.described
-        self._format = format
-        self._encoder = encoder
-        self._marks = KeptMarks(encoder, [format])
-        openings, special = format.facts.openings, {} if encoder.chat is None else encoder.chat.special
-        self._openings = {token for token, text in special.items() if text in openings}
-        self._by_token = bool(openings) and {*openings} <= {special[token] for token in self._openings}
+    described: bool = True
 
+    @abstractmethod
     def read(self, prompt: Sequence[int], answer: Answer, tools: Mapping[str, Schema], stop: Sequence[str]) -> Read:
         """The text of an answer, its content and its calls.
 
@@ -60,6 +48,30 @@ class CallFormat:
             tools: that it may call, by their names.
             stop: strings that end a text.
         """
+
+
+class CallFormat(CallReader):
+    """Reads calls in a format of `TOOL_CALLS`.
+
+    Where the marks of a format are special tokens of the tokenizer, an answer without such a token calls nothing: it
+    may quote the text of a mark.
+
+    Args:
+        format: of `TOOL_CALLS`.
+        encoder: of the run.
+    """
+
+    def __init__(self, format: Plugin, encoder: Encoder) -> None:
+        self.described = format.facts.described
+        self._format = format
+        self._encoder = encoder
+        self._marks = KeptMarks(encoder, [format])
+        openings, special = format.facts.openings, {} if encoder.chat is None else encoder.chat.special
+        self._openings = {token for token, text in special.items() if text in openings}
+        self._by_token = bool(openings) and {*openings} <= {special[token] for token in self._openings}
+
+    def read(self, prompt: Sequence[int], answer: Answer, tools: Mapping[str, Schema], stop: Sequence[str]) -> Read:
+        """See `CallReader.read`."""
         tokens = answer.tokens
         marked = self._marks.text(tokens, stop)
         text = answer.finish.text if marked is None else marked

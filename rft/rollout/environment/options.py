@@ -8,12 +8,12 @@ from typing import Any, Literal
 from rft.batch.turn_columns import TURN_COLUMNS
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.templates import PROBE, ChatTemplate
-from rft.data.tool_calls import TOOL_CALLS, find_format, reads_calls
+from rft.data.tool_calls import TOOL_CALLS, find_format, read_by, reads_calls
 from rft.errors import build_each
 from rft.ranges import PositiveInt, Seconds
 from rft.registry import Plugin, did_you_mean
-from rft.rollout.environment.adapters.renderers import PackageRenderer, check_renderer, renderer_of
-from rft.rollout.environment.call_format import CallFormat
+from rft.rollout.environment.adapters.renderers import PackageRenderer, RendererCalls, check_renderer, renderer_of
+from rft.rollout.environment.call_format import CallFormat, CallReader
 from rft.rollout.environment.contract import FIELD, EnvironmentClass, environment_class
 from rft.rollout.environment.fork_server import prepare
 from rft.rollout.environment.turn_template import TurnTemplate
@@ -107,7 +107,7 @@ class Environments:
         for name, found in self.classes.items():
             if found.tools and self._described:
                 encoder.chat.schemas(list(found.tools.values()), f"the tools of {KEY}.classes.{name}")
-                self._check_format(encoder.chat)
+                self._check_format(encoder)
         if (renderer := self._renderer(encoder)) is not None:
             renderer.check(encoder, self._tools(encoder.chat))
         for name, found in self.classes.items():
@@ -126,27 +126,30 @@ class Environments:
         """
         return TurnTemplate(encoder, self._renderer(encoder))
 
-    def call_format(self, encoder: Encoder) -> CallFormat | None:
-        """Reads the calls of answers; None where no format reads those of the template."""
+    def call_format(self, encoder: Encoder) -> CallReader | None:
+        """Reads the calls of answers; None where neither a format nor the renderer reads those of the template."""
         if self.format is not None:
             return CallFormat(self.format, encoder)
         name = None if encoder.chat is None else find_format(encoder.chat)
-        return None if name is None else CallFormat(TOOL_CALLS.build({"name": name}, FORMAT), encoder)
+        if name is not None:
+            return CallFormat(TOOL_CALLS.build({"name": name}, FORMAT), encoder)
+        renderer = self._renderer(encoder)
+        return RendererCalls(renderer) if renderer is not None and renderer.reads_calls(encoder) else None
 
-    def _check_format(self, chat: ChatTemplate) -> None:
+    def _check_format(self, encoder: Encoder) -> None:
         """Refuses a template whose calls do not come back."""
-        known = ", ".join(TOOL_CALLS.names())
-        if self.format is None and find_format(chat) is None:
+        chat, known = encoder.chat, ", ".join(TOOL_CALLS.names())
+        assert chat is not None
+        if self.format is None and self.call_format(encoder) is None:
             does = "in a form that no format reads" if chat.writes_calls else "nowhere"
             raise ValueError(
                 f"{FORMAT}={AUTO}: data.template={chat.name} writes calls of tools {does}; set it to the format in "
-                f"which the model writes them ({known}), or register one of your own"
+                f"which the model writes them ({known}), set {KEY}.renderer to one of the package renderers that reads "
+                "them, or register a format of your own"
             )
-        if self.format is not None and chat.writes_calls and not reads_calls(chat, self.format):
+        if self.format is not None and chat.writes_calls and not reads_calls(chat, read_by(self.format)):
             found = find_format(chat)
-            cure = (
-                f"set it to {AUTO}, which is {found}" if found else f"choose another one ({known}), or another template"
-            )
+            cure = f"set it to {AUTO}, which is {found}" if found else f"choose another ({known}) or another template"
             raise ValueError(
                 f"{FORMAT}={self.format.name}: it does not read the calls that data.template={chat.name} writes; {cure}"
             )

@@ -70,7 +70,7 @@ def test_a_template_whose_calls_do_not_come_back_is_refused():
     form = r"data\.template=chat writes calls of tools in a form that no format reads"
     refused("auto", odd, rf"{form}; set it .*\(deepseek, glm, harmony, hermes, ")
     refused("glm", encoder_of(chats.QWEN25), r"it does not read .*; set it to auto, which is hermes")
-    refused("glm", odd, r"it does not read .*; choose another one \(deepseek, ")
+    refused("glm", odd, r"it does not read .*; choose another \(deepseek, ")
 
 
 def test_a_template_that_leaves_out_calls_needs_a_format():

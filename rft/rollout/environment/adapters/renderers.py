@@ -1,18 +1,23 @@
 """The tokens between two answers by the package `renderers` (Prime Intellect), an extra.
 
 The package has chat templates of well-known models as Python code. A renderer also has tokens where the probed suffix
-of `TurnTemplate` has none, such as those that close a thought which was cut.
+of `TurnTemplate` has none, such as those that close a thought which was cut. It also reads tool calls in forms that no
+format of `rft.data.tool_calls` has, such as Gemma 4's.
 """
 
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, get_args
 
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.processor import RichText
 from rft.data.encode.templates import ChatTemplate
+from rft.data.tool_calls import Schema, ToolCall, reads_calls
+from rft.data.tool_calls.find_format import TOOLS, CallingTurn
 from rft.registry import did_you_mean
+from rft.rollout.answers import Answer
+from rft.rollout.environment.call_format import CallReader, Read
 from rft.rollout.environment.turn_template import Message, NoSuffix, Renderer, Tools, TurnTemplate
 
 KEY = "environment.renderer"
@@ -98,6 +103,35 @@ class PackageRenderer(Renderer):
             return None
         return list(found.token_ids[len(before) :])
 
+    def calls(
+        self, prompt: Sequence[int], answer: Sequence[int], tools: Mapping[str, Schema]
+    ) -> tuple[str, list[ToolCall | str]]:
+        """The content of an answer and its calls, as the package parses them; none of a thought that it finds open.
+
+        For some models it ends a thought at the mark of a call.
+
+        Args:
+            prompt, answer: token ids.
+            tools: by their names.
+        """
+        schemas = [tool["function"] for tool in tools.values()]
+        try:
+            found = self._renderer.parse_response(list(answer), tools=schemas, prompt_ids=list(prompt))
+        except REFUSALS as error:
+            return "", [f"the answer cannot be read ({_shown(error)})"]
+        calls = [] if found.reasoning_complete is False else [_call(call) for call in found.tool_calls]
+        return str(found.content), calls
+
+    def reads_calls(self, encoder: Encoder) -> bool:
+        """Whether the package reads the calls that the chat template of the run writes."""
+
+        def reads(turn: CallingTurn) -> bool:
+            prompt, whole = encoder.tokenize([RichText(turn.prompt), RichText(turn.prompt + turn.text)])
+            return self.calls(prompt, whole[len(prompt) :], TOOLS)[1] == turn.calls
+
+        assert encoder.chat is not None
+        return reads_calls(encoder.chat, reads)
+
     def check(self, encoder: Encoder, tools: list[list[dict[str, Any]]]) -> None:
         """Checks that the renderer writes what the chat template of the run writes.
 
@@ -154,6 +188,29 @@ class PackageRenderer(Renderer):
             f"{self._title} is no renderer of data.template={encoder.chat.name}: in a conversation ({what}) {reason}; "
             f"choose the renderer of the template, set data.template_arguments that both take, or {KEY}=null"
         )
+
+
+class RendererCalls(CallReader):
+    """Reads calls with a renderer of the package.
+
+    Args:
+        renderer: of the run.
+    """
+
+    def __init__(self, renderer: PackageRenderer) -> None:
+        self._renderer = renderer
+
+    def read(self, prompt: Sequence[int], answer: Answer, tools: Mapping[str, Schema], stop: Sequence[str]) -> Read:
+        """See `CallReader.read`. The text is that of the engine, without special tokens."""
+        content, calls = self._renderer.calls(prompt, answer.tokens, tools)
+        return Read(answer.finish.text if calls else content, content, calls)
+
+
+def _call(call: Any) -> ToolCall | str:
+    """A call that the package parsed, or why it is none."""
+    if call.status == "ok" and isinstance(call.name, str) and isinstance(call.arguments, dict):
+        return ToolCall(call.name, call.arguments)
+    return f"the call cannot be read ({call.status}): {call.raw!r:.60}"
 
 
 def _names() -> list[str]:

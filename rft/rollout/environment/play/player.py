@@ -11,7 +11,7 @@ from rft.data.tool_calls import ToolCall, assistant_message
 from rft.rollout.answers import Answer, uncut
 from rft.rollout.engine.base import row_seed
 from rft.rollout.engine.sampling import Sampling
-from rft.rollout.environment.call_format import CallFormat, CallNotices, Read
+from rft.rollout.environment.call_format import CallNotices, CallReader, Read
 from rft.rollout.environment.contract import Schema
 from rft.rollout.environment.dialogue import Dialogue
 from rft.rollout.environment.live import EnvironmentFailed, LiveEnvironment, Messages
@@ -38,7 +38,7 @@ class Policy:
     """
 
     environments: Environments
-    format: CallFormat | None
+    format: CallReader | None
     notices: CallNotices
     encoder: Encoder
     template: TurnTemplate

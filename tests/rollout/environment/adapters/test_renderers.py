@@ -8,6 +8,8 @@ from tokenizers import AddedToken
 pytest.importorskip("renderers")
 
 from rft.data.encode.encoder import Encoder
+from rft.data.tool_calls import ToolCall
+from rft.rollout.answers import uncut
 from rft.rollout.environment import options
 from rft.rollout.environment.adapters.renderers import PackageRenderer, check_renderer, renderer_of
 from rft.rollout.environment.dialogue import Dialogue
@@ -33,6 +35,8 @@ KNOWN = {
     "glm4moe": ("glm-4.5", GLM),
     "nemotron_3_nano": ("nemotron-3", QWEN),
 }
+GEMMA = ("<|turn>", "<turn|>", "<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>", "<|tool_response>",
+         "<tool_response|>", '<|"|>', "<|channel>", "<channel|>", "<|think|>", "<|image>", "<|image|>", "<image|>")  # fmt: skip
 TURNS = 10
 
 
@@ -223,3 +227,33 @@ def test_the_options_of_a_run_choose_it():
     made = options.Environments.of(options.EnvironmentOptions(classes=node, **{**OPTIONS, "renderer": "qwen3"}))
     with pytest.raises(ValueError, match=r"^environment\.renderer=qwen3: the renderer qwen3 cannot be built"):
         made.check(Encoder(tokenizer(chats.QWEN25), "chat", None))
+
+
+@trl.needs_trl
+def test_calls_in_a_form_that_no_format_has_are_read_by_the_package():
+    """Those of Gemma 4. Its templates before the fifth version write null as None, which does not come back."""
+    encode = encoder("gemma4_v5", GEMMA)
+    node = {"shop": {"_target_": f"{Shop.__module__}.Shop"}}
+    given = {**OPTIONS, "tool_format": "auto", "classes": node, "renderer": "gemma4"}
+    environments = options.Environments.of(options.EnvironmentOptions(**given))
+    environments.check(encode)
+    reader = environments.call_format(encode)
+    price = '<|tool_call>call:price{item:<|"|>tea <tool_call|<|"|>}<tool_call|>'
+    prompt = encode.prompt(
+        {"prompt": [user("What is 2+2?")], "tools": list(environments.classes["shop"].tools.values())}
+    )
+
+    def read(text):
+        answer = uncut(completion(encode.encode([text])[0]))
+        return reader.read(prompt, answer, environments.classes["shop"].tools, ())
+
+    assert read(f"So. {price}<|tool_response>").calls == [ToolCall("price", {"item": "tea <tool_call|"})]
+    assert read("It is 4.<turn|>") == ("It is 4.", "It is 4.", [])
+    [reason] = read('<|tool_call>call:price{item:<|"|>te').calls
+    assert reason.startswith("the call cannot be read (")
+    older = encoder("gemma4_v4", GEMMA)
+    for encoded, renderer in ((encode, None), (older, "gemma4")):
+        with pytest.raises(
+            ValueError, match=r"^environment\.tool_format=auto: .* in a form that no format reads; .*renderer"
+        ):
+            options.Environments.of(options.EnvironmentOptions(**given | {"renderer": renderer})).check(encoded)
