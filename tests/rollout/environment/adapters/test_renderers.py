@@ -36,7 +36,8 @@ KNOWN = {
     "nemotron_3_nano": ("nemotron-3", QWEN),
 }
 GEMMA = ("<|turn>", "<turn|>", "<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>", "<|tool_response>",
-         "<tool_response|>", '<|"|>', "<|channel>", "<channel|>", "<|think|>", "<|image>", "<|image|>", "<image|>")  # fmt: skip
+         "<tool_response|>", '<|"|>', "<|channel>", "<channel|>", "<|think|>", "<|image>", "<|image|>",
+         "<image|>")  # fmt: skip
 TURNS = 10
 
 
