@@ -31,7 +31,7 @@ def _drawn(messages: Sequence[Mapping[str, Any]], kind: str) -> str:
     for message in messages:
         role, text = message["role"], html.escape(cut(str(message.get("content") or ""), LONGEST))
         calls = "".join(
-            f'<div class="call">{html.escape(cut(_call(call["function"]), LONGEST))}</div>'
+            f'<div class="call">{html.escape(cut(_call(call), LONGEST))}</div>'
             for call in message.get("tool_calls", ())
         )
         marked = f" {kind}" if role == "assistant" else ""
@@ -40,7 +40,10 @@ def _drawn(messages: Sequence[Mapping[str, Any]], kind: str) -> str:
     return "".join(found)
 
 
-def _call(function: Mapping[str, Any]) -> str:
-    """`price(item="tea")`."""
-    arguments = (f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in function["arguments"].items())
-    return f"{function['name']}({', '.join(arguments)})"
+def _call(call: Mapping[str, Any]) -> str:
+    """`price(item="tea")`. A message of the data may have the JSON text of the arguments, which is shown as it is."""
+    function = call.get("function", call)
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, Mapping):
+        arguments = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in arguments.items())
+    return f"{function.get('name')}({arguments})"

@@ -24,3 +24,11 @@ def test_answers_are_marked_and_text_is_escaped():
 
 def test_numbers_below():
     assert facts(RECORD) == {"turns": 2, "tool_calls": 1, "environment_s": 0.25, "forks": "user: x"}
+
+
+def test_calls_of_the_data_may_have_a_json_text_or_no_arguments():
+    calls = [{"name": "f", "arguments": '{"x": 1}'}, {"function": {"name": "g"}}]
+    opening, _ = dialogue(
+        RECORD | {"messages": [{"role": "assistant", "content": None, "tool_calls": calls}], "opening": 1}
+    )
+    assert "f({&quot;x&quot;: 1})" in opening and "g()" in opening
