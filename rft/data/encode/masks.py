@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from rft.data.encode.parts import KINDS
+from rft.data.encode.parts import KINDS, SHOWN
 from rft.data.encode.templates import ChatTemplate, Messages
-from rft.data.encode.truncation import SHOWN
 
 Message = dict[str, Any]
 # Keys of a message of the assistant that say how much it trains: of OpenAI, of verl, and of axolotl and others.

@@ -23,6 +23,7 @@ from rft.data.encode.media.files import data_url, file_of, small_file
 Messages = list[dict[str, Any]]
 
 KINDS = ("image", "audio", "video")
+SHOWN = 60  # characters of a row that a message quotes
 COLUMNS = {f"{kind}{plural}": kind for kind in KINDS for plural in ("", "s")}  # of TRL, verl, OpenRLHF and LLaVA
 TYPES = {f"{kind}{url}": kind for kind in KINDS for url in ("", "_url")} | {"input_audio": "audio"}  # and of OpenAI
 MESSAGES = ("prompt", "response", "chosen", "rejected", "messages", "completion")  # fields that may have content parts
@@ -335,3 +336,8 @@ def _named(field: str) -> Iterator[None]:
 
 def _is_chat(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(message, Mapping) for message in value)
+
+
+def beginning(prompt: Any) -> str:
+    """The beginning of a prompt, or of its last message, for messages."""
+    return str(prompt[-1]["content"] if isinstance(prompt, list) else prompt)[:SHOWN]

@@ -1,11 +1,9 @@
 """What happens to a prompt of more tokens than `data.max_prompt_tokens`, and to a given text of more than its limit."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import ClassVar, Literal, NamedTuple, TypeVar
 
 from rft.batch.encoded import EncodedText
-
-SHOWN = 60  # characters of a row that a message quotes
 
 Truncation = Literal["drop", "left", "right", "middle", "error"]
 Overlong = Literal["error", "drop", "truncate"]
@@ -124,8 +122,3 @@ class TextLimit:
             f"{tokens} tokens, over {self.name}; remove it, or set data.overlong=drop, which leaves such rows out, or "
             "data.overlong=truncate, which cuts their end"
         )
-
-
-def beginning(prompt: Any) -> str:
-    """The beginning of a prompt, or of its last message, for messages."""
-    return str(prompt[-1]["content"] if isinstance(prompt, list) else prompt)[:SHOWN]
