@@ -1,4 +1,4 @@
-"""The rules that read an answer, on answers as people and models write them, and on texts of their marks alone."""
+"""The rules that read an answer, on answers as people write them and on texts of nothing but their marks."""
 
 import time
 

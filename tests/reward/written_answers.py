@@ -37,6 +37,7 @@ ARGUMENTS = [
     *_boxed(r"\frac\pi6", [r"\frac{\pi}{6}", r"\pi/6"], [r"\frac\pi3", r"6\pi", r"\frac6\pi"]),
     *_boxed(r"\sqrt[4]3", ["3^{1/4}", r"3^\frac14"], [r"4\sqrt3", r"\sqrt[3]4"]),
     *_boxed(r"\frac{\sqrt5}3", [r"\frac{\sqrt{5}}{3}", r"\frac13\sqrt5"], [r"\sqrt{\frac53}", r"\frac53"]),
+    *_boxed(r"\binom52", ["10"], ["5/2", r"\binom51"]),
     *_boxed(r"x^\frac12", [r"\sqrt x", "x^{0.5}"], [r"\frac{x}{2}", "x^2"]),
 ]  # fmt: skip
 
@@ -57,6 +58,9 @@ NAMES = [
     *_boxed("|CD|=4", ["4", "CD=4", "|CD| = 4"], ["|CD|=5", "AB=4", "-4"]),
     *_boxed(r"\angle A = 30^\circ", ["30", r"30^\circ", "30°", r"\angle A=30°", "∠A = 30°"], [
         "60", r"\angle B = 30^\circ", r"\frac{\pi}{3}"]),
+    *_boxed(r"m\angle ABC = 45^\circ", ["45", r"\angle ABC = 45°"], ["54", r"\angle DEF = 45^\circ"]),
+    *_boxed(r"\cos\theta=\frac35", ["3/5", r"\cos\theta = 0.6"], ["5/3", r"\sin\theta = 0.6"]),
+    *_boxed("color = blue", ["blue", r"\text{blue}"], ["red"]),
     *_boxed("x:y=2:3", ["2:3", "4:6", "x:y = 2:3", r"\frac{2}{3}"], ["3:2", "2", "y:x=2:3", "2:5", "2, 3"]),
     *_boxed(r"\frac{NO}{BO}=\frac{1}{\sqrt6}", [r"\frac{\sqrt6}{6}"], [r"\sqrt6", r"\frac{BO}{NO}=\frac{1}{\sqrt6}"]),
     *_boxed(r"S_{\triangle ABC}=12", ["12"], ["21", "12:2"]),
@@ -67,7 +71,7 @@ NAMES = [
 UNITS = [
     *_boxed("8:05", ["8:05", "08:05", r"8:05\text{ a.m.}", "8:05 PM"], ["8:50", "5:08", "8:5", "805", "8/5", "1.6"]),
     *_said("math", "8:05", ["They arrive at 8:05.", "The answer is 8:05 a.m."], ["They arrive at 9:05.", "#### 5"]),
-    *_boxed("8:05 p.m.", ["8:05 PM", r"8:05\text{ p.m.}", "8:05 pm"], ["8:05 a.m.", "8:05", "8:06 p.m."]),
+    *_boxed("8:05 p.m.", ["8:05 PM", r"8:05\text{ p.m.}", "8:05 pm", "20:05"], ["8:05 a.m.", "8:05", "8:06 p.m."]),
     *_boxed("12:00", ["12:00"], ["1:00", "12"]),
     *_boxed("12 cm²", ["12", "12 cm^2", r"12\text{ cm}^2", r"12\text{ cm²}"], ["12 cm³", "12 cm", "12 m²", "21 cm²"]),
     *_boxed("12", ["12 m³", r"12\text{ m³}", "12 km²"], ["12^3", "1.2 m³", "12x³"]),
@@ -79,6 +83,9 @@ SEVERAL = [
         r"\begin{pmatrix}1&3\\2&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&4\\0&0\end{pmatrix}"]),
     *_boxed("(11,7)or(7,11)", ["(7,11),(11,7)"], ["(7,11)", "(11,7),(11,7)"]),
     *_boxed("x=1orx=2", ["1, 2", r"x=2\text{ or }x=1"], ["1", "12", "x=1orx=3"]),
+    *_boxed("x=3, y=-1", ["3, -1", "y=-1, x=3", "(3,-1)"], ["-1, 3", "(-1,3)", "x=-1, y=3"]),
+    *_boxed("x_1=3, x_2=-1", ["3, -1", "-1, 3"], ["3, 1", "3"]),
+    *_said("math", "AB=2,CD=3", [r"$AB=\boxed{2}$ and $CD=\boxed{3}$"], [r"$AB=\boxed{3}$ and $CD=\boxed{2}$"]),
     *_boxed("3and4", ["4, 3"], ["34", "3"]),
     *_boxed("p=5,q=2;p=7,q=2", ["(5,2),(7,2)", "(7,2);(5,2)"], ["(2,5),(2,7)", "(5,2)", "5,2,7,2"]),
     *_said("math", "7", ["Some say the answer is 8. The answer is 7."], ['The answer is 8, and "7" was a joke']),

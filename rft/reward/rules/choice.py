@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from rft.reward.registry import REWARDS
@@ -26,14 +27,22 @@ def _fault(options: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _chosen(response: str, letters: str, markers: list[str]) -> str | None:
-    letters = letters.upper()
+@lru_cache
+def _patterns(letters: str, markers: tuple[str, ...]) -> tuple[list[re.Pattern[str]], re.Pattern[str]]:
+    """Patterns whose group is a letter: in the places where it is looked for, and at the start of a response."""
     letter = f"{OPEN}((?!{WORD})[{letters}]{CLOSE}|[{letters.lower()}]{SMALL_CLOSE})"
-    for marker in (*PLACES, *(rf"\b{re.escape(marker)}" for marker in markers)):
-        if found := re.findall(f"(?i:{marker}){letter}", response):
+    places = [*PLACES, *(rf"(?i:\b{re.escape(marker)})" for marker in markers)]
+    alone = rf"{OPEN}([{letters}]){CLOSE}(?=\s*(?:$|[.):*\]}}$]|\\[)\]]))"  # "B", "(B) Paris", "B. Paris"; not "A cat"
+    return [re.compile(place + letter) for place in places], re.compile(alone)
+
+
+def _chosen(response: str, letters: str, markers: list[str]) -> str | None:
+    places, alone = _patterns(letters.upper(), tuple(markers))
+    for place in places:
+        if found := place.findall(response):
             return str(found[-1]).upper()
-    alone = re.match(f"{OPEN}([{letters}]){CLOSE}", response)  # "B", "(B) Paris", "B. Paris"; not "A cat"
-    return alone[1] if alone and re.match(r"\s*(?:$|[.):*\]}$]|\\[)\]])", response[alone.end() :]) else None
+    first = alone.match(response)
+    return first[1] if first else None
 
 
 def _gold(row: Mapping[str, Any], letters: str) -> str:

@@ -12,9 +12,9 @@ GOLD_MARKER = "####"
 # thousands: "72,5" is no number. A number that continues as a fraction or a power does not count: "1/2" is not 1.
 THOUSANDS = r"(?:,|\{,\}|\\,|[\u00a0\u2009\u202f])"
 NUMBER = re.compile(
-    r"(?<![0-9])(?:\\?\$ ?[-\u2212]|(?:(?<![\w)])[-\u2212])?(?:\\?\$ ?)?)"
+    r"(?=[-\u2212\\$0-9])(?<![0-9])(?:[-\u2212](?<![\w)].)(?:\\?\$ ?)?|\\?\$ ?[-\u2212]?)?"
     rf"(?:[0-9]{{1,3}}(?:{THOUSANDS}[0-9]{{3}})++(?![0-9])|[0-9]++)(?:\.[0-9]++)?+"
-    r"(?!,[0-9]|\{,\}|[/^][0-9]|[eE][-+]?[0-9])"
+    r"(?![,/^][0-9]|\{,\}|[eE][-+]?[0-9])"
 )
 NO_DIGITS = re.compile(r"[^0-9.-]")
 
@@ -109,4 +109,4 @@ def _marker(marker: str) -> str:
 
 def value(number: str) -> Decimal:
     """The value of a text that `NUMBER` matched."""
-    return Decimal(NO_DIGITS.sub("", number.replace("\u2212", "-")))
+    return Decimal(number if number.isdigit() else NO_DIGITS.sub("", number.replace("\u2212", "-")))

@@ -10,16 +10,17 @@ BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 # `$` opens math before a character that is no space, and closes it behind one, or has blanks on both sides, and no
 # number follows it: "costs $5 and $6" and "costs $ 5 and $ 6" hold no math.
 MATH = re.compile(
-    r"\$\$(?P<dollars>(?:\\.|[^$\\])+)\$\$|\\\[(?P<bracket>(?:\\[^\[\]]|[^\\])+)\\\]|\\\((?P<paren>(?:\\[^()]|[^\\])+)\\\)"
-    r"|(?<![\\$\w])\$(?=[^\s$])(?P<dollar>(?:\\.|[^$\n\\])*(?<=\S))\$(?!\d)"
-    r"|(?<![\\$\w])\$(?=[ \t]+[^\s$])(?P<blanks>(?:\\.|[^$\n\\])*(?<=[ \t]))\$(?![\w\\({\[-]|\s*\d)",
+    r"(?=[$\\])(?:\$\$(?P<dollars>(?:\\.|[^$\\])+)\$\$"
+    r"|\\\[(?P<bracket>(?:\\[^\[\]]|[^\\])+)\\\]|\\\((?P<paren>(?:\\[^()]|[^\\])+)\\\)"
+    r"|(?<![\\$\w])\$(?:(?=[^\s$])(?P<dollar>(?:\\.|[^$\n\\])*(?<=\S))\$(?!\d)"
+    r"|(?=[ \t]+[^\s$])(?P<blanks>(?:\\.|[^$\n\\])*(?<=[ \t]))\$(?![\w\\({\[-]|\s*\d)))",
     re.DOTALL,
 )
 JOINED = re.compile(r"(?:\s|[,;]|\\text\{\s*(?:and|or)\s*\}|\b(?:and|or)\b)*")
 # What stands between boxes that are one answer: "\boxed{1} and \boxed{2}", "$x=\boxed{1}$, $y=\boxed{2}$".
-NAMED = r"(?:\\[a-zA-Z]+|[a-zA-Z])(?:_\{?\w+\}?)?(?:\([a-zA-Z\d]\))?\s*=\s*"
+NAMED = r"(?:\\[a-zA-Z]+|[A-Z]{2,3}|[a-zA-Z])(?:_\{?\w+\}?)?(?:\([a-zA-Z\d]\))?\s*=\s*"
 BETWEEN = re.compile(
-    r"(?:\s|[,;$*]|\\[()\[\],;:!]|\\q?quad|\\text\{\s*,?\s*(?:and|or)\s*\}|(?:and|or)(?![a-zA-Z]))*+"
+    r"(?:\s|[,;$*&]|\\[()\[\],;:!]|\\q?quad|\\text\{\s*,?\s*(?:and|or)\s*\}|(?:and|or)(?![a-zA-Z]))*+"
     rf"(?P<name>{NAMED})?\$?\s*"
 )
 NAME_BEFORE = re.compile(rf"(?<![\w\\]){NAMED}\$?\s*$")
@@ -30,13 +31,14 @@ STOP = re.compile(
 )
 BLANK = r"[ \u00a0\u2009\u202f]"  # between thousands
 NUMBER = re.compile(
-    rf"(?<![\w.])(?<!\d:)[-+\u2212]?\s?\\?[$\u20ac\u00a3]?[-\u2212]?"
+    r"(?=[-+\u2212\\$\u20ac\u00a3\d.])(?<![\w.])(?<!\d:)(?:[-+\u2212]\s?)?\\?[$\u20ac\u00a3]?[-\u2212]?(?=[\d.])"
     rf"(?:\d{{1,3}}(?:{BLANK}\d{{3}})+(?!\d)(?:\.\d+)?|\d+:\d+(?:\s?[aApP]\.?[mM]\b\.?)?|\d[\d,]*(?:\.\d+)?|\.\d+)"
     r"(?:\s\d+/\d+|/\d+|[eE][-+]?\d+)?(?:\s?\\?%|\u00b0)?(?![\w])"
 )
 # Characters that are not seen, such as zero-width spaces and marks of direction.
 UNSEEN = re.compile(r"[\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]")
 FORMULA = re.compile(r"[\\^=_(\[{\u221a\u03c0²³]")  # a text without blanks that has one is no plain word or number
+RUN, DIGIT = re.compile(r"\S+"), re.compile(r"\d")
 BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 NAME_LENGTH = 30  # characters in front of a box in which its name is looked for
 TAIL = 10_000  # characters at the end of a response in which a marker or a last expression is looked for
@@ -66,7 +68,7 @@ def seen(text: str) -> str:
 
 def last_boxed(text: str) -> str | None:
     r"""The last answer in \boxed{} or \fbox{}, see `boxed`; "" where it is not closed, None where there is none."""
-    return next(boxed(text), None)
+    return next(boxed(text), None) if BOX.search(text) else None
 
 
 def boxed(text: str) -> Iterator[str]:
@@ -88,21 +90,21 @@ def boxed(text: str) -> Iterator[str]:
             parts += [joint + (between["name"] or ""), content]
         else:
             if parts:
-                yield _one(parts[::-1], text[:start])
+                yield _one(parts[::-1], text[max(0, start - NAME_LENGTH) : start])
             parts = [content] if content else []
             if not content:
                 yield ""
         start = box.start()
     if parts:
-        yield _one(parts[::-1], text[:start])
+        yield _one(parts[::-1], text[max(0, start - NAME_LENGTH) : start])
 
 
 def _one(parts: list[str], before: str) -> str:
-    """The answer in boxes; equal ones without names are one."""
+    """The answer in boxes, with the text before the first; equal ones without names are one."""
     contents, joints = parts[::2], parts[1::2]
     if len({*contents}) == 1 and not any("=" in joint for joint in joints):
         return contents[0]
-    name = NAME_BEFORE.search(before[-NAME_LENGTH:])
+    name = NAME_BEFORE.search(before)
     return (name.group().rstrip("$ ") if name else "") + "".join(parts)
 
 
@@ -147,10 +149,11 @@ def last_expression(text: str) -> str | None:
     math = _last(MATH, text)
     start = math.end() if math else 0
     rest = text[start:]
-    runs = [run for run in re.finditer(r"\S+", rest) if FORMULA.search(run.group()) and re.search(r"\d", run.group())]
+    runs = reversed([*RUN.finditer(rest)])
+    formula = next((run for run in runs if FORMULA.search(run.group()) and DIGIT.search(run.group())), None)
     number = _last(NUMBER, rest)
-    if runs and (number is None or number.start() < runs[-1].end()):
-        return _trimmed(runs[-1].group())
+    if formula and (number is None or number.start() < formula.end()):
+        return _trimmed(formula.group())
     if number is not None:
         return number.group().strip().rstrip(",")
     return inside(math) if math else None

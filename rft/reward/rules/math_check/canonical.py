@@ -3,10 +3,10 @@
 from fractions import Fraction
 
 from rft.reward.rules.math_check.clean import UNION
-from rft.reward.rules.math_check.equal import as_set, stated
+from rft.reward.rules.math_check.equal import as_set
 from rft.reward.rules.math_check.formula import exact_text, formula
-from rft.reward.rules.math_check.names import is_name
 from rft.reward.rules.math_check.parse import Answer, Group, Relation, Scalar, Words
+from rft.reward.rules.math_check.relations import is_name, stated
 
 
 def checked(answer: Answer) -> None:

@@ -27,13 +27,15 @@ _COMMANDS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"(?<!\\)\\\\(?=[a-zA-Z])(?![\s\S]*\\end)", r"\\"),  # a command that was escaped twice
     (r"\\\\(?:\[[^\]]*\])?", ROW),
     (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits|phantom\{[^{}]*\})(?![a-zA-Z])\.?", ""),
-    (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+    (r"\\[dtc](frac|binom)(?![a-zA-Z])", r"\\\1"),
     (r"(\d)(?:\s*\{\s*,\s*\}|,?\\!|\\[,;: ])\s*(?=\d{3})", r"\1"),  # 1{,}000, 1,\! 000 and 1\,000
     (r"\\[,;:! ]|\\$|\\#|~|\\q?quad|\\hspace\{[^{}]*\}", " "),
     (r"\\(?:textbf|textit|textrm|textsf|mbox|mathrm|rm|hbox|textnormal)\s*(?=\{)", r"\\text"),
     (r"\\(?:mathbf|mathit|boldsymbol|bm|emph|vec)\s*\{([^{}]*)\}", r"\1"),
     (r"\\(?:\{|lbrace(?![a-zA-Z]))", "⦃"),
     (r"\\(?:\}|rbrace(?![a-zA-Z]))", "⦄"),
+    (r"\\[lr]?vert(?![a-zA-Z])", "|"),
+    (r"\{\s*:\s*\}", ":"),
     (r"\\(?:langle|rangle)(?![a-zA-Z])", lambda found: "(" if found.group() == r"\langle" else ")"),
     (r"\\\$", "$"),
     (r"\\?%|\s*\\text\s*\{\s*percent\s*\}|\s+percent\b", "%"),
@@ -65,10 +67,14 @@ _COMMANDS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\s+", " "),
 ]  # fmt: skip
 COMMANDS = [(re.compile(pattern), to) for pattern, to in _COMMANDS]
-TAKES = re.compile(r"\\(?P<name>frac|sqrt)(?![a-zA-Z])(?:\s*\[[^\[\]]*\])?|\^(?=\s*\\(?:frac|sqrt)(?![a-zA-Z]))")
+# What takes arguments; not \frac{1}{2} and \sqrt{2}, which have their braces.
+TAKES = re.compile(
+    r"\\(?P<name>frac|binom|sqrt)(?![a-zA-Z]|(?<=t)\{|(?<!t)\{[^{}]*\}\{)(?:\s*\[[^\[\]]*\])?"
+    r"|\^(?=\s*\\(?:frac|sqrt)(?![a-zA-Z]))"
+)
 ARGUMENT = re.compile(r"\s*(?:(?P<brace>\{)|\\(?P<command>[a-zA-Z]+)(?:\[[^\[\]]*\])?|[a-zA-Z]|\d)")
 DIGITS = re.compile(r"\s*\d+")
-COUNTS = {"frac": 2, "sqrt": 1}  # arguments of commands
+COUNTS = {"frac": 2, "binom": 2, "sqrt": 1}  # arguments of commands
 
 
 class Unreadable(ValueError):
@@ -78,8 +84,9 @@ class Unreadable(ValueError):
 def clean(text: str) -> str:
     """One way of writing for what LaTeX and Unicode write in many, without the marks around formulas and emphasis."""
     text = MATH.sub(lambda found: f" {inside(found)} ", text)
-    text = re.sub(r"^\s*\$(.*)\$\s*$", r"\1", text)  # $15 $
-    text = re.sub(r"\\[()\[\]](?!\d*(?:pt|em))", " ", text.strip()) if r"\begin" not in text else text
+    text = text.strip()
+    text = text[1:-1] if text.startswith("$") and text.endswith("$") else text  # $15 $
+    text = re.sub(r"\\[()\[\]](?!\d*(?:pt|em))", " ", text) if r"\begin" not in text else text
     text = text.replace("**", "") if re.search(r"^\*\*|\*\*$", text.strip()) else text
     text = text.translate(_SIGNS)
     for pattern, to in COMMANDS:

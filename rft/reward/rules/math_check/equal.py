@@ -19,11 +19,10 @@ from rft.reward.rules.math_check.formula import (
     value_at,
     verified,
 )
-from rft.reward.rules.math_check.names import is_name, name_of
 from rft.reward.rules.math_check.parse import CLOCK, Answer, Group, Relation, Scalar, Words
+from rft.reward.rules.math_check.relations import FLIPPED, by_name, different_names, is_name, name_of, stated
 
 POINTS = (11, -23, 38)  # where formulas with variables are evaluated: what differs at one is not equal
-FLIPPED = str.maketrans("<>≤≥", "><≥≤")
 
 
 class Comparison:
@@ -114,13 +113,15 @@ class Comparison:
             bare = "list" in kinds or len(gold.items) != 2  # brackets then are no interval
             if (len(ends) > 1 and not bare) or ("list" in kinds and ends != {"()"} and len(gold.items) == 2):
                 return False
-            return self._in_order(_by_name(gold), _by_name(answer))
+            return self._in_order(by_name(gold), by_name(answer))
         if kinds == ("matrix", "matrix"):
             return self._in_order(gold.items, answer.items)
         if set(kinds) <= {"list", "set"}:
             points = all(isinstance(item, Group) for side in (gold, answer) for item in side.items)
             if "set" in kinds or points:  # a point that is written twice is one
                 return self._all_in(gold.items, answer.items) and self._all_in(answer.items, gold.items)
+            if different_names(gold) and not any(isinstance(item, Relation) for item in answer.items):
+                return any(self._in_order(items, answer.items) for items in (gold.items, by_name(gold)))
             return self._in_any_order(gold.items, answer.items)
         if "union" in kinds:
             if kinds == ("union", "union") and self._in_any_order(gold.items, answer.items):
@@ -199,48 +200,6 @@ class Comparison:
             if abs(a - b) > least and not (decimal and self._close(as_fraction(a), as_fraction(b), True)):
                 return False
         return True
-
-
-def _by_name(group: Group) -> Sequence[Answer]:
-    """The items of a group; those of "y=2, x=1" in the order of their letters, as in (1, 2)."""
-    names = [name_of(item) if isinstance(item, Relation) else "" for item in group.items]
-    if group.kind == "list" and all(len(name) == 1 for name in names):
-        return [group.items[place] for place in sorted(range(len(names)), key=names.__getitem__)]
-    return group.items
-
-
-def stated(answer: Answer, given: bool = False) -> Answer:
-    """What a relation states of its name: 5 of "x = 5", (3, oo) of "x > 3"; the relation itself where it is no such.
-
-    Args:
-        answer: any other than a relation is returned.
-        given: the relation is in a response: "x + y = 5" states 5 too, for a question that asks for x + y.
-    """
-    if not isinstance(answer, Relation):
-        return answer
-    names = [is_name(side) for side in answer.sides]
-    if set(answer.signs) == {"="}:
-        if names[-1] and not any(names[:-1]):
-            return answer.sides[0]
-        return answer.sides[-1] if names[0] or given else answer
-    if "=" in answer.signs or sum(names) != 1 or "≠" in answer.signs:
-        return answer
-    infinite = Scalar(r"-\infty"), Scalar(r"\infty")
-    if len(answer.sides) == 2:
-        place = names.index(True)
-        sign, end = answer.signs, answer.sides[1 - place]
-        sign = sign if place == 0 else sign.translate(FLIPPED)
-        if sign in "<≤":
-            return Group("tuple", (infinite[0], end), "(" + (")" if sign == "<" else "]"))
-        return Group("tuple", (end, infinite[1]), ("(" if sign == ">" else "[") + ")")
-    if len(answer.sides) == 3 and names[1]:
-        low, _, high = answer.sides
-        signs = answer.signs
-        if set(signs) <= set(">≥"):
-            low, high, signs = high, low, signs[::-1].translate(FLIPPED)
-        if set(signs) <= set("<≤"):
-            return Group("tuple", (low, high), ("(" if signs[0] == "<" else "[") + (")" if signs[1] == "<" else "]"))
-    return answer
 
 
 def _alternatives(answer: Answer) -> Answer:

@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from rft.reward.rules.math_check.answer import NUMBER
 from rft.reward.rules.math_check.clean import CLOSE, OPEN, ROW, UNION, Unreadable, bare, clean, closing
+from rft.reward.rules.math_check.names import SYMBOL, is_name
 from rft.reward.rules.math_check.number import number_of
 from rft.reward.rules.math_check.units import CURRENCY, Unit, unit
 
@@ -30,21 +31,21 @@ NO_UNIT = re.compile(
     r"(?i)\d|\b(?:not|no|never|than|except|least|most|dozen|half|hundred|or|and|maybe|times|twice)\b|n't"
 )
 RATIO = re.compile(r"\s*(\d+(?:\.\d+)?)\s*:\s*(\d+(?:\.\d+)?)\s*")
-CLOCK = re.compile(r"(?i)(?P<hour>\d{1,2}):(?P<minutes>[0-5]\d)(?:\s*(?P<half>[ap])\.?\s?m\.?)?")
+CLOCK = re.compile(r"(?i)(?P<hour>\d{1,2})\s*:\s*(?P<minutes>[0-5]\d)(?:\s*(?P<half>[ap])\.?\s?m\.?)?")
 METRES = re.compile(r"(?<=\d)(?P<gap>\s+|(?<=\.\d)|(?<=\.\d\d))m(?P<power>[²³])")
 SEPARATOR = re.compile(
-    r",|;|\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<=[\s\d})⦄\]])(?:and|or)(?=[\s\\$\d({⦃\[])"
-    r"|(?<=[\d})⦄\]])(?:and|or)(?=[a-zA-Z](?:_\w)?(?:\([a-zA-Z\d]\))?\s*=)"
+    r"(?=[,;\\ao])(?:,|;|\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<=[\s\d})⦄\]])(?:and|or)(?=[\s\\$\d({⦃\[-])"
+    r"|(?<=[\d})⦄\]])(?:and|or)(?=[a-zA-Z](?:_\w)?(?:\([a-zA-Z\d]\))?\s*=))"
 )
 CHOICE = re.compile(r"(?:\(([A-J])\)|([A-J])[.):])\s+(?!and\b|or\b)\S")
 CASES = re.compile(r"\\begin\{cases\}(.*)\\end\{cases\}")
+BRACKET = re.compile(f"[{re.escape(OPEN + CLOSE)}]")
 RELATIONS = "=<>≤≥≠"
 UNIT_TEXT = re.compile(r"^(?P<of>.*\S)\s*\\text\s*\{(?P<unit>[^{}\\]*)\}(?P<power>\s*(?:\^\{?[23]\}?)?(?:\s*/.*)?)$")
 UNIT_WORDS = re.compile(
     r"^(?P<of>.*?[\d})%a-z])(?P<gap>\s*)(?P<unit>(?:°\s*)?(?<![\\a-zA-Z])(?:[a-zA-Z][a-zA-Z'\-]*)"
     r"(?:\^\{[23]\})?(?:(?:\s*/\s*|\s+)[a-zA-Z][a-zA-Z'\-]*(?:\^\{[23]\})?)*)$"
 )
-SYMBOL = re.compile(r"\\?[a-zA-Z]+(?:_(?:\{[^{}]*\}|\w+))?'*(?:\((?:\\?[a-zA-Z]|\d)+\))?")
 
 
 @dataclass(frozen=True)
@@ -133,8 +134,10 @@ def readings(text: str) -> tuple[Answer, ...]:
 
 
 def _time(clock: re.Match[str]) -> Words:
-    half = f" {clock['half'].lower()}m" if clock["half"] else ""
-    return Words(f"{int(clock['hour'])}:{clock['minutes']}{half}")
+    hour, half = int(clock["hour"]), (clock["half"] or "").lower()
+    if not half and hour > 12:
+        hour, half = hour - 12, "p"
+    return Words(f"{hour}:{clock['minutes']}{half and f' {half}m'}")
 
 
 def _joined(text: str) -> str:
@@ -169,19 +172,23 @@ def _pieces(text: str) -> list[tuple[str, bool]]:
 
 def split(text: str, pattern: str | re.Pattern[str]) -> tuple[list[str], list[str]]:
     """The parts of a text between the places outside of brackets where a pattern fits, and those places."""
-    parts, found, depth, start = [], [], 0, 0
     matches = {match.start(): match for match in re.finditer(pattern, text)}
+    if not matches:
+        return [text], []
+    parts, found, depth, start = [], [], 0, 0
     for place, sign in enumerate(text):
         depth += (sign in OPEN) - (sign in CLOSE)
-        if depth < 0:
-            raise Unreadable("its brackets are not balanced")
         if depth == 0 and place >= start and place in matches:
             parts.append(text[start:place])
             found.append(matches[place].group())
             start = matches[place].end()
-    if depth:
-        raise Unreadable("its brackets are not balanced")
     return [*parts, text[start:]], found
+
+
+def _check_brackets(text: str) -> None:
+    depths = list(itertools.accumulate(1 if sign in OPEN else -1 for sign in BRACKET.findall(text)))
+    if depths and (min(depths) < 0 or depths[-1] > 0):
+        raise Unreadable("its brackets are not balanced")
 
 
 def _read(text: str) -> Answer:
@@ -190,6 +197,7 @@ def _read(text: str) -> Answer:
         text = bare(text[start.end() + 1 : -1])
     if not text:
         raise Unreadable("it is empty")
+    _check_brackets(text)
     if matrix := MATRIX.fullmatch(text):
         rows = [row for row in matrix[1].split(ROW) if row.strip()]
         cells = (tuple(_read(_joined(cell)) for cell in row.split("&")) for row in rows)
@@ -212,11 +220,16 @@ def _read(text: str) -> Answer:
         return _read(member[1])
     sides, signs = split(text, f"[{RELATIONS}]")
     if signs:
-        return Relation("".join(signs), tuple(map(_read, sides)))
+        return Relation("".join(signs), tuple(map(_side, sides)))
     parts, signs = split(text, UNION)
     if signs:
         return Group("union", tuple(map(_read, parts)))
     return _group(text) or _signed(text)
+
+
+def _side(text: str) -> Answer:
+    r"""A side of a relation; the B of \angle B is no unit."""
+    return Scalar(text.strip()) if "\\" in text and is_name(text) else _read(text)
 
 
 def _ends(separators: list[str]) -> str:
