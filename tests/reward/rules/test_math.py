@@ -79,7 +79,7 @@ def test_an_answer_may_be_a_number(answer: object) -> None:
         "####",
         "(1,2",
         "x(5",
-        "5)(3",
+        "even)",
         r"\frac{1}{",
         "x +",
         "1/0",
