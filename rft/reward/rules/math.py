@@ -106,8 +106,8 @@ def math_answer(
 
     The `answer` is in LaTeX or plain text; of a solution that holds a \boxed{} or #### it is what stands there.
 
-    The first place of `extract_from` that the response has decides. Of several \boxed{} the last counts, and one that
-    is empty or not closed is no answer.
+    The first place of `extract_from` that the response has decides. Of several \boxed{} the last counts, or the last
+    ones that are one answer, see `answer.boxed`. One that is empty or not closed is no answer.
 
     A response without an answer, or whose answer math-verify cannot parse, is wrong: 0. So is one whose answer has no
     value, such as (-1)!, has more than 1000 characters, an unsolved integral, or a number of more than 10000 digits,
@@ -123,7 +123,7 @@ def math_answer(
         percent_as_unit: 50% equals 50 as well as 0.5, as data sets leave out the sign.
 
     Raises:
-        ValueError: the row's `answer` cannot be parsed.
+        ValueError: the row's `answer` cannot be parsed, or has different boxes with other words between them.
     """
     gold = _gold(row)
     found = final_answer(response, extract_from, markers)

@@ -78,12 +78,15 @@ def test_an_answer_may_be_a_number(answer: object) -> None:
         r"\boxed{}",
         "####",
         "(1,2",
+        "x(5",
+        "even)",
         r"\frac{1}{",
         "x +",
         "1/0",
         "9^{9^{9^9}}",
         "9" * 1001,
         "(-1)!",
+        "2^{(-1)!}",
         r"\int x dx",
     ],
 )
@@ -93,6 +96,13 @@ def test_a_gold_answer_that_cannot_be_read_is_refused(answer: str) -> None:
             ValueError, match=r"the field 'answer' cannot be parsed, as .*: .*; write .*or remove the row"
         ):
             ask()
+
+
+def test_a_gold_answer_with_boxes_apart_is_refused_and_one_that_repeats_its_box_is_not() -> None:
+    message = r"^the field 'answer' holds more than one \\boxed\{\}: '1' and '2'; leave the final answer in a box, join"
+    with pytest.raises(ValueError, match=message):
+        rule().call("gold", {"answer": r"First \boxed{1} papers, and then \boxed{2} bins."})
+    assert score("5", r"So \boxed{5}. The answer is \boxed{ 5 }.") == 1.0
 
 
 @pytest.mark.parametrize("answer", [None, [5], {"a": 5}, True, float("nan")])

@@ -20,7 +20,7 @@ from rft.reward.rules.math_check.formula import (
     verified,
 )
 from rft.reward.rules.math_check.parse import CLOCK, Answer, Group, Relation, Scalar, Words
-from rft.reward.rules.math_check.relations import FLIPPED, by_name, different_names, is_name, name_of, stated
+from rft.reward.rules.math_check.relations import FLIPPED, by_name, different_names, name_of, stated
 
 POINTS = (11, -23, 38)  # where formulas with variables are evaluated: what differs at one is not equal
 
@@ -81,7 +81,7 @@ class Comparison:
         turned = Relation(answer.signs[::-1].translate(FLIPPED), answer.sides[::-1])
         for other in (answer, turned):
             same = other.signs == gold.signs and len(other.sides) == len(gold.sides)
-            if same and all(self._sides(a, b) for a, b in zip(gold.sides, other.sides, strict=True)):
+            if same and all(self.equal(a, b) for a, b in zip(gold.sides, other.sides, strict=True)):
                 return True
         ends = [stated(side) for side in (gold, answer)]
         if not any(isinstance(end, Relation) for end in ends):
@@ -89,12 +89,6 @@ class Comparison:
         if len(gold.signs) == len(answer.signs) == 1:
             return any(other.signs == gold.signs and _proportional(gold, other) for other in (answer, turned))
         return False
-
-    def _sides(self, gold: Answer, answer: Answer) -> bool:
-        r"""Two sides of relations. A name is no formula: \angle A has no value."""
-        if is_name(gold) and is_name(answer):
-            return name_of(gold) == name_of(answer)
-        return is_name(gold) == is_name(answer) and self.equal(gold, answer)
 
     def _mixed(self, gold: Answer, answer: Answer) -> bool:
         """A group and a single answer: a set of one is that one."""
