@@ -14,6 +14,8 @@ from torch import Tensor
 from rft.batch.columns import fields
 from rft.batch.entries import EPISODE, UNSCORED
 
+ACCURACY = "acc"  # the further number of a term that is the accuracy of a response
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -62,8 +64,35 @@ class Scores:
             found if failure is None else {EPISODE: failure}
             for found, failure in zip(self.unscored, failures, strict=True)
         ]
-        terms = {name: values.masked_fill(failed, torch.nan) for name, values in self.terms.items()}
-        return replace(self, total=self.total.masked_fill(failed, torch.nan), terms=terms, unscored=unscored)
+
+        def known(columns: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {name: values.masked_fill(failed, torch.nan) for name, values in columns.items()}
+
+        total = self.total.masked_fill(failed, torch.nan)
+        return replace(self, total=total, terms=known(self.terms), unscored=unscored, numbers=known(self.numbers))
+
+    def values(self, names: Sequence[str]) -> Tensor:
+        """The value (N,) of one term of every response.
+
+        Args:
+            names: N names of terms.
+        """
+        found = [self.terms[name][number] for number, name in enumerate(names)]
+        return torch.stack(found) if found else torch.zeros(0)
+
+    def accuracies(self, names: Sequence[str]) -> Tensor:
+        """The accuracy (N,) by one term of every response: the number `acc` that it returned, or else its value.
+
+        A reward function of verl returns `{score, acc}`, where the score is what trains. NaN where the value is.
+
+        Args:
+            names: N names of terms.
+        """
+        values, given = self.values(names), torch.full((len(names),), torch.nan)
+        for number, name in enumerate(names):
+            if (column := self.numbers.get(f"{name}/{ACCURACY}")) is not None:
+                given[number] = column[number]
+        return torch.where(given.isnan() | values.isnan(), values, given)
 
     def add_to(self, row: dict[str, Any], number: int) -> None:
         """Adds the columns `scores` and `terms` of a response to its row, as `to_row` makes it."""

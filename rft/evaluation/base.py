@@ -17,6 +17,8 @@ from rft.evaluation.estimators import with_error
 from rft.reward.route import SOURCE
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+EVALUATED = "eval/"  # metrics of evaluations begin with it
+NAMES_OF_MEAN = {"accuracy": "score", "score": "accuracy"}
 Texts = dict[str, list[dict[str, Any]]]  # what was evaluated, for people to read, by the name of the set
 
 
@@ -78,10 +80,15 @@ class SetResult(ABC):
         """What was evaluated, for people to read: `{prompt, response, score}` and more."""
 
     def by_source(self) -> dict[str, dict[str, list[float]]]:
-        """The values on the whole set under the name "", and on each of its data sources if it has several."""
+        """The values on the whole set under the name "", and on each of its data sources if it has several.
+
+        A further number of a term, `<term>/<name>`, is left out of the whole set if a source has the term's name.
+        """
         sources = [str(row.get(SOURCE, "other")) for row in self.rows]
-        found = {"": self.values(range(len(sources)))}
-        for source in sorted(set(sources)) if len(set(sources)) > 1 else ():
+        several = sorted(set(sources)) if len(set(sources)) > 1 else []
+        whole = self.values(range(len(sources)))
+        found = {"": {name: values for name, values in whole.items() if name.rpartition("/")[0] not in several}}
+        for source in several:
             found[source] = self.values([index for index, other in enumerate(sources) if other == source])
         return found
 
@@ -141,18 +148,37 @@ def summary(results: Mapping[str, SetResult]) -> dict[str, float]:
     return metrics
 
 
+def other_name(metric: str) -> str | None:
+    """The other name of the mean of the accuracy's term: where its values are no accuracies, it is `score`."""
+    path, _, name = metric.rpartition("/")
+    return f"{path}/{NAMES_OF_MEAN[name]}" if name in NAMES_OF_MEAN else None
+
+
+def measured(numbers: Mapping[str, float], metric: str) -> float | None:
+    """The value of the metric that a run watches, under either of its names; None if it was not measured."""
+    return numbers.get(metric, numbers.get(other_name(metric) or metric))
+
+
+def updated(last: Mapping[str, float], numbers: Mapping[str, float]) -> dict[str, float]:
+    """The last numbers of a run behind a step with these numbers; of an earlier evaluation than its last, none."""
+    evaluated = any(name.startswith(EVALUATED) for name in numbers)
+    kept = {name: value for name, value in last.items() if not (evaluated and name.startswith(EVALUATED))}
+    return kept | dict(numbers)
+
+
 def metric_value(numbers: Mapping[str, float], metric: str) -> float:
     """The value of the metric that a run returns.
 
     Raises:
         ValueError: it was not measured, because no answer has a score.
     """
-    if metric not in numbers:
+    value = measured(numbers, metric)
+    if value is None:
         raise ValueError(
             f"metric={metric} was not measured, because no answer has a score; with reward.call.failed=stop, or this "
             "value in the term's own `call`, the run stops at the first failure and shows the error"
         )
-    return numbers[metric]
+    return value
 
 
 def term_scores(terms: Mapping[str, float]) -> dict[str, float | None]:

@@ -26,7 +26,8 @@ class CanaryResult:
     """The responses to all canary tasks.
 
     Attributes:
-        accuracy: their mean accuracy; None if no response has a score.
+        accuracy: their mean accuracy, where a value below 0 counts as 0 and one above 1 as 1; None if no response has a
+            score.
         texts: `{prompt, response, score, accuracy}` and the terms of each, the highest accuracy first.
     """
 
@@ -93,7 +94,7 @@ class CanaryProbe:
         fields = [row | thoughts.entry(request.prompt) for row, request in zip(rows, requests, strict=True)]
         answered = [row for row in fields for _ in range(samples)]
         scores = self._reward.score(texts, answered)
-        right = self._reward.accuracies(scores.terms, answered).tolist()
+        right = scores.accuracies(self._reward.accuracy_terms(answered)).clamp(0, 1).tolist()
         asked = [with_data_urls(row)["prompt"] for row in rows]
         records = [
             {

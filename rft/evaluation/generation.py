@@ -1,17 +1,18 @@
 """Held-out prompts that the model answers: greedy accuracy, mean of n samples, unbiased pass@k and maj@k."""
 
+import functools
 import itertools
+import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import Tensor
-
 from rft.batch.entries import EPISODE, PROMPT_OPENS, UNSCORED
-from rft.batch.scores import mean_of_scored, number_or_none
+from rft.batch.scores import ACCURACY, Scores, mean_of_scored, number_or_none
 from rft.batch.trajectory import Trajectory
 from rft.data.rows.lazy import Rows
+from rft.distributed import World
 from rft.evaluation.base import EvaluationContext, Progress, RowEvaluator, SetResult, term_scores
 from rft.evaluation.estimators import maj_at_k, pass_at_k
 from rft.reward.compose import WeightedSum
@@ -31,8 +32,10 @@ class PromptAnswers:
         texts: of the answers.
         tokens: their numbers of tokens; empty if they are not known.
         extracted: the final answer that each text gives, None if it gives none.
-        right: the accuracy of every answer.
+        right: the accuracy of every answer, see `Scores.accuracies`.
+        scores: the value of its term of the accuracy on every answer.
         terms: the value of each reward term on every answer.
+        numbers: each further number of the terms on every answer, by `<term>/<name>`.
         episode: the record of the first one, if it is an episode.
         prompt_opens: of every answer, the mark of the thought in which its prompt ends, or None.
     """
@@ -41,23 +44,36 @@ class PromptAnswers:
     tokens: list[int]
     extracted: list[str | None]
     right: list[float]
+    scores: list[float]
     terms: dict[str, list[float]]
+    numbers: dict[str, list[float]]
     episode: dict[str, Any] | None
     prompt_opens: list[str | None]
 
 
 @dataclass
-class GenerationResult(SetResult):
+class Answered:
     """The answers to a held-out set, prompt by prompt.
 
     Attributes:
+        rows: of the set.
         greedy: one answer each; empty if only sampled answers are known.
-        samples: the sampled answers; empty if none are wanted.
+        samples: the sampled answers, as many of each prompt; empty if there are none.
+    """
+
+    rows: Rows
+    greedy: list[PromptAnswers]
+    samples: list[PromptAnswers]
+
+
+@dataclass
+class GenerationResult(SetResult, Answered):
+    """The answers to a held-out set with their metrics.
+
+    Attributes:
         metrics: the value of each metric for every prompt.
     """
 
-    greedy: list[PromptAnswers]
-    samples: list[PromptAnswers]
     metrics: dict[str, list[float]]
 
     def values(self, indices: Sequence[int]) -> dict[str, list[float]]:
@@ -72,10 +88,10 @@ class GenerationResult(SetResult):
         if not self.greedy:
             return []
         return [
-            {"prompt": row["prompt"], "response": answers.texts[0], "score": number_or_none(right)}
+            {"prompt": row["prompt"], "response": answers.texts[0], "score": number_or_none(answers.right[0])}
             | term_scores({name: values[0] for name, values in answers.terms.items()})
             | ({} if answers.episode is None else {EPISODE: answers.episode})
-            for row, answers, right in zip(self.rows, self.greedy, self.metrics["accuracy"], strict=True)
+            for row, answers in zip(self.rows, self.greedy, strict=True)
         ]
 
 
@@ -105,7 +121,7 @@ class GenerationEvaluator(RowEvaluator):
     Args:
         context: see `EvaluationContext`.
         answerer: answers the prompts with the weights that are evaluated.
-        reward: scores the answers; its term `accuracy` says which are right.
+        reward: scores the answers; its term `accuracy` says which are right, see `prompt_metrics`.
         options: how answers are drawn and counted.
     """
 
@@ -120,7 +136,7 @@ class GenerationEvaluator(RowEvaluator):
         self._options = options
 
     def evaluate(self, progress: Progress) -> dict[str, GenerationResult]:
-        options, results = self._options, {}
+        options, answered = self._options, {}
         for name, rows in self._context.sets.items():
             with progress(f"evaluate {name}", len(rows)) as show:
                 greedy = self._answer(rows, options.greedy, 1, show)
@@ -128,9 +144,8 @@ class GenerationEvaluator(RowEvaluator):
             if options.samples:
                 with progress(f"sample {name}", len(rows) * options.samples) as show:
                     samples = self._answer(rows, options.sampling, options.samples, show)
-            metrics = prompt_metrics(self._reward.accuracy, greedy, samples, options.pass_k, options.maj_k)
-            results[name] = GenerationResult(rows, greedy, samples, metrics)
-        return results
+            answered[name] = Answered(rows, greedy, samples)
+        return results_of(answered, self._reward.accuracy, options.pass_k, options.maj_k, self._context.world)
 
     def _answer(
         self, rows: Rows, sampling: Sampling, samples: int, progress: Callable[[int], None]
@@ -150,10 +165,10 @@ class GenerationEvaluator(RowEvaluator):
             found = [trajectory for group in groups for trajectory in group]
             answered = [trajectory.fields for trajectory in found]
             scores = scoring.finish([trajectory.text for trajectory in found], answered)
-        terms = scores.drop_failed([failure_of(trajectory) for trajectory in found]).terms
+        scores = scores.drop_failed([failure_of(trajectory) for trajectory in found])
         texts = [[trajectory.text for trajectory in group] for group in groups]
         tokens = [[trajectory.sampled_tokens for trajectory in group] for group in groups]
-        answers = split_answers(self._reward, answered, texts, tokens, terms)
+        answers = split_answers(self._reward, answered, texts, tokens, scores)
         return self._context.collect(dict(zip(indices, answers, strict=True)), len(rows))
 
 
@@ -162,46 +177,94 @@ def split_answers(
     answered: Rows,
     texts: Sequence[list[str]],
     tokens: Sequence[list[int]],
-    terms: dict[str, Tensor],
+    scores: Scores,
 ) -> list[PromptAnswers]:
-    """The answers to each of P prompts, from the values of all N answers.
+    """The answers to each of P prompts, from the scores of all N answers.
 
     Args:
         answered: the row of every answer, with the record of its episode if it is one.
         texts: the answers to each prompt.
         tokens: their numbers of tokens; empty where they are not known.
-        terms: by name, (N,): the values of the reward terms.
     """
-    flat = [text for group in texts for text in group]
-    extracted, right = reward.extract(flat, answered), reward.accuracies(terms, answered).tolist()
+    flat, names = [text for group in texts for text in group], reward.accuracy_terms(answered)
+    extracted, right, values = reward.extract(flat, answered), scores.accuracies(names), scores.values(names)
     found, start = [], 0
     for group, counts in zip(texts, tokens, strict=True):
         part = slice(start, start + len(group))
-        values = {name: column[part].tolist() for name, column in terms.items()}
-        episode, opens = answered[start].get(EPISODE), [row.get(PROMPT_OPENS) for row in answered[part]]
-        found.append(PromptAnswers(group, counts, extracted[part], right[part], values, episode, opens))
+        found.append(
+            PromptAnswers(
+                texts=group,
+                tokens=counts,
+                extracted=extracted[part],
+                right=right[part].tolist(),
+                scores=values[part].tolist(),
+                terms={name: column[part].tolist() for name, column in scores.terms.items()},
+                numbers={name: column[part].tolist() for name, column in scores.numbers.items()},
+                episode=answered[start].get(EPISODE),
+                prompt_opens=[row.get(PROMPT_OPENS) for row in answered[part]],
+            )
+        )
         start = part.stop
     return found
 
 
+def results_of(
+    answered: Mapping[str, Answered], accuracy: str, pass_k: list[int], maj_k: list[int], world: World
+) -> dict[str, GenerationResult]:
+    """The results of all sets by their names. Rank 0 logs once that values of the accuracy are no accuracies.
+
+    Args:
+        answered: the answers by the name of the set, the same on every rank.
+        accuracy, pass_k, maj_k: see `prompt_metrics`.
+    """
+    prompts = [prompt for one in answered.values() for prompt in (*one.greedy, *one.samples)]
+    outside = [value for prompt in prompts for value in prompt.right if value < 0 or value > 1]
+    if outside and world.rank == 0:
+        log_no_accuracy(accuracy, outside[0])
+    return {
+        name: GenerationResult(
+            one.rows, one.greedy, one.samples, prompt_metrics(one, accuracy, not outside, pass_k, maj_k)
+        )
+        for name, one in answered.items()
+    }
+
+
+@functools.cache
+def log_no_accuracy(accuracy: str, value: float) -> None:
+    """Logs once that the values of this term are no accuracies, with one of them."""
+    logging.getLogger(__name__).warning(
+        "reward.accuracy=%s: the value %g is no accuracy, which is from 0 to 1, so the evaluation reports "
+        "eval/<set>/score, the mean of these values; for an accuracy return {score, acc} from the function, or name "
+        "another term", accuracy, value,
+    )  # fmt: skip
+
+
 def prompt_metrics(
-    accuracy: str, greedy: list[PromptAnswers], samples: list[PromptAnswers], pass_k: list[int], maj_k: list[int]
+    answered: Answered, accuracy: str, is_accuracy: bool, pass_k: list[int], maj_k: list[int]
 ) -> dict[str, list[float]]:
     """The value of each metric for every prompt.
 
     Args:
+        answered: the answers.
         accuracy: the term of the reward that says which answers are right.
-        greedy: one answer each; empty if there are none.
-        samples: the sampled answers, as many of each prompt; empty if there are none.
+        is_accuracy: every accuracy is from 0 to 1; otherwise the mean is called `score`.
         pass_k, maj_k: see `GenerationOptions`.
     """
-    metrics = {}
+    metrics: dict[str, list[float]] = {}
+    greedy, samples = answered.greedy, answered.samples
     if greedy:
-        metrics["accuracy"] = [answers.right[0] for answers in greedy]
+        right, scores = ([getattr(answers, part)[0] for answers in greedy] for part in ("right", "scores"))
+        if is_accuracy:
+            metrics["accuracy"] = right
+        if not is_accuracy or any(answers.right != answers.scores for answers in greedy):
+            metrics["score"] = scores
         for term in greedy[0].terms:
             if term != accuracy:
                 metrics[term] = [answers.terms[term][0] for answers in greedy]
-        missing = [float(math.isnan(value)) for value in metrics["accuracy"]]
+        for name in dict.fromkeys(name for answers in greedy for name in answers.numbers):
+            if name != f"{accuracy}/{ACCURACY}":
+                metrics[name] = [answers.numbers[name][0] if name in answers.numbers else NAN for answers in greedy]
+        missing = [float(math.isnan(value)) for value in right]
         if any(missing):
             metrics[UNSCORED] = missing
         if all(answers.tokens for answers in greedy):

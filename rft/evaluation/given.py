@@ -7,7 +7,7 @@ from rft.batch.entries import PROMPT_OPENS
 from rft.data.rows.lazy import Rows
 from rft.distributed import World
 from rft.evaluation.base import Progress, RowEvaluator, collect, share
-from rft.evaluation.generation import GenerationResult, PromptAnswers, prompt_metrics, split_answers
+from rft.evaluation.generation import Answered, GenerationResult, PromptAnswers, results_of, split_answers
 from rft.reward.compose import WeightedSum
 
 
@@ -59,7 +59,7 @@ class GivenEvaluator(RowEvaluator):
 
     def evaluate(self, progress: Progress) -> dict[str, GenerationResult]:
         """See `RowEvaluator.evaluate`."""
-        results = {}
+        answered = {}
         for name, rows in self._sets.items():
             given, greedy, samples = self._answers[name], list[PromptAnswers](), list[PromptAnswers]()
             with progress(f"score {name}", len(rows)) as show:
@@ -71,9 +71,8 @@ class GivenEvaluator(RowEvaluator):
                     opens = [one.samples_open for one in given]
                     samples = self._score(rows, [one.samples for one in given], [[] for _ in given], opens)
                 show(len(rows))
-            metrics = prompt_metrics(self._reward.accuracy, greedy, samples, *self._ks)
-            results[name] = GenerationResult(rows, greedy, samples, metrics)
-        return results
+            answered[name] = Answered(rows, greedy, samples)
+        return results_of(answered, self._reward.accuracy, *self._ks, self._world)
 
     def _score(
         self,
@@ -90,6 +89,6 @@ class GivenEvaluator(RowEvaluator):
             for index in indices
             for _, mark in zip(texts[index], opens[index] or [None] * len(texts[index]), strict=True)
         ]
-        terms = self._reward.score([text for group in own for text in group], answered).terms
-        answers = split_answers(self._reward, answered, own, [tokens[index] for index in indices], terms)
+        scores = self._reward.score([text for group in own for text in group], answered)
+        answers = split_answers(self._reward, answered, own, [tokens[index] for index in indices], scores)
         return collect(self._world, dict(zip(indices, answers, strict=True)), len(rows))

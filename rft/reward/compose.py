@@ -55,7 +55,7 @@ class WeightedSum:
     """The weighted sum of reward terms, with the raw value of each.
 
     Attributes:
-        accuracy: the term whose raw value is the accuracy.
+        accuracy: the term that says which responses are right.
         names: of the terms.
         weights: by name.
         fields: the fields that the terms read of every row.
@@ -202,10 +202,9 @@ class WeightedSum:
         for term in self._terms.values():
             term.caller.runner.close()
 
-    def accuracies(self, terms: Mapping[str, Tensor], rows: Sequence[Mapping[str, Any]]) -> Tensor:
-        """The accuracy (N,) of responses to these rows: of each, the value of its term of the accuracy."""
-        names = [self._routes.accuracy(row) for row in rows]
-        return torch.stack([terms[name][number] for number, name in enumerate(names)]) if names else torch.zeros(0)
+    def accuracy_terms(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        """The term of each row that says which responses to it are right; see `Scores.accuracies`."""
+        return [self._routes.accuracy(row) for row in rows]
 
     def _term(self, name: str) -> Term:
         return self._terms[name].caller.term

@@ -19,6 +19,7 @@ from rft.algorithm.options import AlgorithmOptions
 from rft.batch.encoded import MediaFacts
 from rft.data.base import SourceFacts
 from rft.data.rows.mixture import Mixture
+from rft.evaluation.base import other_name
 from rft.registry import Target, did_you_mean
 from rft.reward.compose import WeightedSum
 from rft.rollout.environment.contract import REWARD
@@ -122,11 +123,11 @@ def choose_metric(metric: str | None, known: list[str]) -> str:
         known: the metrics of the run.
 
     Raises:
-        ValueError: the run has no such metric.
+        ValueError: the run has no such metric, under neither of its names.
     """
     if metric is None:
         return known[0]
-    if metric not in known:
+    if metric not in known and other_name(metric) not in known:
         raise ValueError(
             f"metric={metric}: the run has no such metric{did_you_mean(metric, known)} (known: {', '.join(known)})"
         )

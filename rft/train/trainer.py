@@ -20,7 +20,7 @@ from rft.batch.scores import count_unscored, is_scored
 from rft.data.fingerprint import warn_of_changed_rows
 from rft.distributed import World
 from rft.errors import at_step
-from rft.evaluation.base import Evaluator
+from rft.evaluation.base import Evaluator, measured, updated
 from rft.evaluation.canary import CanaryProbe
 from rft.logger.history import CANARY, rank_key
 from rft.logger.log import RunLog
@@ -325,9 +325,9 @@ class Trainer:
 
     def reached(self, goal: float | None, numbers: dict[str, float]) -> bool:
         """True where the watched metric is at the goal or better."""
-        if goal is None or self.watched not in numbers:
+        if goal is None or (value := measured(numbers, self.watched)) is None:
             return False
-        return rank_key(self.watched, numbers[self.watched]) >= rank_key(self.watched, goal)
+        return rank_key(self.watched, value) >= rank_key(self.watched, goal)
 
     def evaluate(self, texts: list[dict[str, Any]]) -> dict[str, float]:
         """Numbers of all held-out sets; their answers are added to the texts."""
@@ -360,7 +360,7 @@ class Trainer:
         self.log.log(self.step, stage, numbers)
         if texts:
             self.log.samples(self.step, texts)
-        self.numbers |= numbers
+        self.numbers = updated(self.numbers, numbers)
 
     def save(self, number: int, stage: Stage, stage_step: int, done: bool, numbers: dict[str, float]) -> None:
         """Writes a checkpoint: everything that another process needs to resume from this step."""
@@ -375,7 +375,7 @@ class Trainer:
             **states(self.parts | stage.parts),
             "actors": self.model_states(number, stage, stage_step),
         }
-        self.checkpoints.write(self.step, state, self.save_model, numbers.get(self.watched), done)
+        self.checkpoints.write(self.step, state, self.save_model, measured(numbers, self.watched), done)
         for text in self.unsaved.changed():
             self.log.warning(text)
 

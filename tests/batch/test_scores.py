@@ -1,6 +1,7 @@
 """Scores and their absence: groups that fall with one response, counts by reason, numbers for JSON."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -27,6 +28,18 @@ def test_a_group_falls_with_the_response_that_drops_it():
     assert is_scored(scores().drop_groups([1, 3, 1]).total).tolist() == [True, False, False, False, False]
     empty = Scores.plain(torch.zeros(0), {})
     assert empty.drop_groups([]).total.tolist() == []
+
+
+def test_the_accuracy_is_the_acc_of_a_term_or_else_its_value():
+    numbers = {"a/acc": torch.tensor([0.0, 1.0, NAN, NAN, NAN]), "b/f1": torch.ones(5)}
+    known = replace(scores(), numbers=numbers)
+    names = ["a", "a", "a", "b", "b"]
+    assert known.values(names)[[0, 2, 3]].tolist() == [1.0, 0.5, 0.0] and known.values(names)[[1, 4]].isnan().all()
+    assert known.accuracies(names)[[0, 2, 3]].tolist() == [0.0, 0.5, 0.0]
+    assert known.accuracies(names)[[1, 4]].isnan().all(), "an acc without a value is no score"
+    failed = known.drop_failed(["gone", None, None, None, None])
+    assert failed.accuracies(names)[0].isnan() and failed.numbers["b/f1"].tolist()[1:] == [1.0] * 4
+    assert Scores.plain(torch.zeros(0), {}).accuracies([]).tolist() == []
 
 
 def test_a_response_needs_another_score():

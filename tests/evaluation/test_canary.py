@@ -75,6 +75,15 @@ def test_the_mean_accuracy_by_hand(size, ranks):
         assert result.texts[0].keys() == {"prompt", "response", "score", "accuracy"} and result.texts[0]["score"] == 2.0
 
 
+def test_a_right_response_counts_1_whatever_a_wrong_one_costs(ranks):
+    """The value -1 of a wrong response takes nothing from the share of right ones."""
+    signed = reward_of({"judge": {"function": f"{__file__}:signed", "weight": 1.0}}, "judge")
+    [plain] = ranks(1, lambda world: probe(world, Sampler()).run(10, silent))
+    [found] = ranks(1, lambda world: probe(world, Sampler(), reward=signed).run(10, silent))
+    assert 0 < found.accuracy == plain.accuracy < 1
+    assert {record["score"] for record in found.texts} == {1.0, -1.0}
+
+
 def test_an_answer_in_a_thought_that_the_prompt_opened_is_none(monkeypatch):
     """The prompt of the last task is the token `<think>`: its answers stand in a thought that does not end."""
     monkeypatch.setattr(Encoder, "thoughts", PromptThoughts(characters_and_tokens(alphabet="x", special=["<think>"])))
@@ -117,3 +126,7 @@ def test_responses_without_a_score_are_in_no_mean(ranks):
 def judge(response, row):
     """Cannot judge the second task."""
     return 0.5 if row["answer"] != "never" else 1 / 0
+
+
+def signed(response, row):
+    return 1.0 if response == row["answer"] else -1.0

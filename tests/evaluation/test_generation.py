@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rft.evaluation.base import EvaluationContext, summary
-from rft.evaluation.generation import GenerationEvaluator, GenerationOptions, metric_names
+from rft.batch.scores import Scores, ScoringAtEnd
+from rft.evaluation.base import EvaluationContext, measured, metric_value, summary, updated
+from rft.evaluation.generation import GenerationEvaluator, GenerationOptions, metric_names, log_no_accuracy
 from rft.rollout.answerer import SingleTurn
 from rft.rollout.engine.base import Completion, row_seed
 from rft.rollout.engine.sampling import Sampling
@@ -53,15 +54,15 @@ def score(texts, rows):
     return right + form, {"right": right, "form": form}
 
 
-def accuracies(terms, rows):
-    return terms["right"]
+def accuracy_terms(rows):
+    return ["right"] * len(rows)
 
 
 def extract(texts, rows):
     return [None if text == "no" else text for text in texts]
 
 
-def evaluate(world, samples=0, pass_k=(1, 4), maj_k=(), sets=None, scored_by=score):
+def evaluate(world, samples=0, pass_k=(1, 4), maj_k=(), sets=None, scored_by=score, begin=None):
     told = []
 
     @contextmanager
@@ -69,13 +70,14 @@ def evaluate(world, samples=0, pass_k=(1, 4), maj_k=(), sets=None, scored_by=sco
         told.append((name, total, shown := []))
         yield shown.append
 
-    evaluator = make_evaluator(world, sets or {"held": ROWS}, samples, pass_k, maj_k, scored_by)
+    evaluator = make_evaluator(world, sets or {"held": ROWS}, samples, pass_k, maj_k, scored_by, begin)
     return *evaluator.run(progress), told
 
 
-def make_evaluator(world, sets, samples, pass_k, maj_k, scored_by=score):
+def make_evaluator(world, sets, samples, pass_k, maj_k, scored_by=score, begin=None):
     options = GenerationOptions(GREEDY, SAMPLED, samples, list(pass_k), list(maj_k), SEED)
-    reward = SimpleNamespace(begin=plain_scoring(scored_by), extract=extract, accuracy="right", accuracies=accuracies)
+    begin = begin or plain_scoring(scored_by)
+    reward = SimpleNamespace(begin=begin, extract=extract, accuracy="right", accuracy_terms=accuracy_terms)
     return GenerationEvaluator(
         EvaluationContext(world, Encoder(), sets), SingleTurn(Encoder(), Sampler()), reward, options
     )
@@ -205,3 +207,64 @@ def test_answers_without_a_score_are_in_no_mean(ranks, monkeypatch):
     assert numbers["eval/held/mean@6"] == 1.0 if any(known) else "eval/held/mean@6" not in numbers
     assert ("eval/held/pass@4" in numbers) == any(count >= 4 for count in known)
     assert [row["score"] for row in answers["held"]] == [1.0, None, 1.0, None, 1.0]
+
+
+def signed(acc=None, f1=None):
+    """Scores of 1 and -1, with what the function returns besides for right and for wrong answers."""
+
+    def score_all(texts, rows):
+        right = torch.tensor([text == row["answer"] for text, row in zip(texts, rows, strict=True)])
+        numbers = {
+            f"right/{name}": torch.where(right, *map(torch.tensor, both))
+            for name, both in (("acc", acc), ("f1", f1))
+            if both is not None
+        }
+        value = torch.where(right, 1.0, -1.0)
+        return Scores(value, {"right": value}, [{} for _ in texts], torch.zeros(len(texts), dtype=torch.bool), numbers)
+
+    return lambda: ScoringAtEnd(score_all)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_accuracy_of_a_function_is_the_acc_that_it_returns(size, ranks, caplog):
+    """Right on 0, 2 and 4: score (1 - 1 + 1 - 1 + 1) / 5, accuracy 3 / 5, f1 (3 * 0.75 + 2 * 0.25) / 5."""
+    begin = signed(acc=(1.0, 0.0), f1=(0.75, 0.25))
+    for numbers, texts, _ in ranks(size, lambda world: evaluate(world, samples=2, pass_k=(1,), begin=begin)):
+        assert numbers["eval/held/accuracy"] == 0.6 and numbers["eval/held/score"] == pytest.approx(0.2)
+        assert numbers["eval/held/right/f1"] == pytest.approx(0.55) and "eval/held/right/acc" not in numbers
+        assert 0 <= numbers["eval/held/mean@2"] == numbers["eval/held/pass@1"] <= 1
+        assert measured(numbers, "eval/held/accuracy") == 0.6
+        assert [row["score"] for row in texts["held"]] == [1, 0, 1, 0, 1]
+    assert not caplog.records
+
+
+def test_values_that_are_no_accuracies_are_named_score_and_the_run_says_so_once(ranks, caplog):
+    log_no_accuracy.cache_clear()
+    for _ in range(2):
+        [(numbers, _, _)] = ranks(1, lambda world: evaluate(world, begin=signed()))
+    assert numbers["eval/held/score"] == pytest.approx(0.2) and "eval/held/accuracy" not in numbers
+    for name in ("accuracy", "score"):
+        assert metric_value(numbers, f"eval/held/{name}") == pytest.approx(0.2)
+    [warning] = caplog.messages
+    assert warning.startswith("reward.accuracy=right: the value -1 is no accuracy") and "{score, acc}" in warning
+
+
+def test_one_set_decides_the_name_for_all(ranks):
+    sets = {"all_right": ROWS[:1], "held": ROWS}
+    [(numbers, _, _)] = ranks(1, lambda world: evaluate(world, sets=sets, begin=signed()))
+    assert (numbers["eval/all_right/score"], numbers["eval/held/score"]) == (1.0, pytest.approx(0.2))
+    assert not any("accuracy" in name for name in numbers)
+
+
+def test_a_number_of_a_term_gives_way_to_a_source_of_the_same_name(ranks):
+    rows = [row | {"data_source": "right" if number % 2 == 0 else "odd"} for number, row in enumerate(ROWS)]
+    begin = signed(acc=(1.0, 0.0), f1=(0.75, 0.25))
+    [(numbers, _, _)] = ranks(1, lambda world: evaluate(world, sets={"held": rows}, begin=begin))
+    assert numbers["eval/held/right/accuracy"] == 1.0 and numbers["eval/held/right/right/f1"] == 0.75
+    assert "eval/held/right/f1" not in numbers
+
+
+def test_numbers_of_an_earlier_evaluation_do_not_stay():
+    last = {"loss/policy": 1.0, "eval/held/accuracy": 1.0}
+    assert updated(last, {"loss/policy": 2.0}) == {"loss/policy": 2.0, "eval/held/accuracy": 1.0}
+    assert updated(last, {"eval/held/score": -1.0}) == {"loss/policy": 1.0, "eval/held/score": -1.0}

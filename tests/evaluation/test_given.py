@@ -7,7 +7,7 @@ import pytest
 
 from rft.batch.scores import Scores
 from rft.evaluation.given import GivenAnswers, GivenEvaluator
-from tests.evaluation.test_generation import ROWS, accuracies, extract, score
+from tests.evaluation.test_generation import ROWS, accuracy_terms, extract, score
 
 ANSWERS = [GivenAnswers(text, 3, [text, "2"]) for text in ("0", "no", "2", "no", "no")]
 
@@ -20,7 +20,7 @@ def evaluate(world, answers):
     def scores(texts, rows):
         return Scores.plain(*score(texts, rows))
 
-    reward = SimpleNamespace(score=scores, extract=extract, accuracy="right", accuracies=accuracies)
+    reward = SimpleNamespace(score=scores, extract=extract, accuracy="right", accuracy_terms=accuracy_terms)
     return GivenEvaluator(world, {"held": ROWS}, {"held": answers}, reward, [1, 2], [2]).run(silent)
 
 

@@ -57,6 +57,25 @@ def test_the_numbers_are_those_of_the_evaluation(rescored, sampled, monkeypatch)
     assert "answers.jsonl" in printed and "95 % interval" in printed
 
 
+def test_the_accuracy_of_a_function_of_verl_is_its_acc(rescored, sampled, tmp_path):
+    """Right, wrong, wrong: the scores 1, -1, -1, the letters 2 and twice 5."""
+    rows = [row | {"response": "wrong"} for row in read(sampled / "answers.jsonl")[:3]]
+    rows[0] |= {"response": str(rows[0]["answer"]).zfill(1)}
+    function = Path(__file__).parents[1] / "reward" / "user_functions.py"
+    asked = [
+        f"reward.terms.function.function={function}:signed",
+        "evaluate.unanswered=skip",
+        "eval.samples=0",
+        "eval.maj_k=[]",
+    ]
+    some = write(tmp_path / "some.jsonl", [{n: v for n, v in row.items() if n != "samples"} for row in rows])
+    report, answers, printed = rescored("reward/terms=[gsm8k,function]", "reward.accuracy=function", *asked, some)
+    letters = (len(rows[0]["response"]) + 10) / 3
+    expected = {"accuracy": 1 / 3, "score": -1 / 3, "function/letters": letters}
+    assert {name: report["numbers"][f"eval/questions/{name}"] for name in expected} == pytest.approx(expected)
+    assert "function/letters" in printed and [row["score"] for row in answers] == [1.0, 0.0, 0.0]
+
+
 def test_responses_to_prompts_that_open_a_thought_are_scored_as_such(rescored, sampled, tmp_path):
     """Of the first line the response and all samples answer right inside of a thought that does not end."""
     rows = read(sampled / "answers.jsonl")[:2]

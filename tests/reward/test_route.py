@@ -28,7 +28,8 @@ def test_a_row_is_scored_by_the_terms_of_its_source():
     for name, values in expected.items():
         assert [None if math.isnan(value) else value for value in found.terms[name].tolist()] == values
     assert found.unscored == [{}] * 4, "a term that does not score a row is not missing there"
-    assert reward.accuracies(found.terms, ROWS).tolist() == [1, 1, 0, 0], "exact, or the first term of the source"
+    accuracies = found.accuracies(reward.accuracy_terms(ROWS)).tolist()
+    assert accuracies == [1, 1, 0, 0], "exact, or the first term of the source"
     assert reward.extract(responses, ROWS) == ["4", "B", "4", "C"]
 
 

@@ -23,6 +23,11 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return {"score": right, "length": len(solution_str), "source": data_source, "index": extra_info["index"]}
 
 
+def signed(data_source, solution_str, ground_truth, extra_info=None):
+    right = solution_str == str(ground_truth)
+    return {"score": 1.0 if right else -1.0, "acc": right, "letters": len(solution_str)}
+
+
 def compute_scores(data_sources, solution_strs, ground_truths, extra_infos):
     return [float(text == truth) for text, truth in zip(solution_strs, ground_truths, strict=True)]
 

@@ -119,7 +119,7 @@ class GetRewardEndpoint(Endpoint):
 
     def answer(self, batch: Batch, scores: Scores, reward: WeightedSum) -> dict[str, Any]:
         """See `Endpoint.answer`. A term that is missing for a response is left out of `extra_logs`."""
-        accuracies = reward.accuracies(scores.terms, batch.rows)
+        accuracies = scores.accuracies(reward.accuracy_terms(batch.rows))
         for values in (scores.total, accuracies):
             _all_scored(values, scores.unscored)
         logs = {name: values.tolist() for name, values in scores.terms.items() if not values.isnan().any()}
