@@ -82,13 +82,23 @@ def _verdicts(row: Mapping[str, Any], pattern: str) -> list[str]:
     return [text for text in texts if last_group(text, pattern) is not None]
 
 
+def _verdict_gold(row: Mapping[str, Any], pattern: str) -> None:
+    answer = gold_text(row).casefold()
+    found = {last_group(text, pattern) for text in (answer, *_verdicts(row, pattern))} - {None}
+    if found and answer not in found:
+        raise ValueError(
+            f"the field 'answer' is {answer!r:.60}, which the pattern {pattern!r} takes from no response; write it as "
+            "the pattern takes it, or change the pattern"
+        )
+
+
 @REWARDS.register(
     "verdict",
     reads=("answer",),
     thoughts="skip",
     fault=lambda options: bad_group(options["pattern"]),
     extract=last_group,
-    gold=gold_text,
+    gold=_verdict_gold,
     writes=_verdicts,
 )
 def verdict(response: str, row: Mapping[str, Any], *, pattern: str) -> float:

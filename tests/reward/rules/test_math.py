@@ -137,6 +137,10 @@ def test_an_absurd_answer_is_wrong_and_not_evaluated(expression: str) -> None:
     assert rule().call("extract", rf"\boxed{{{expression}}}") in (None, "6")
 
 
+def test_what_math_verify_reads_as_a_set_has_a_text():
+    assert rule().call("extract", "Answer:${x}") == "{x}"
+
+
 @pytest.mark.parametrize(
     "response", ["9" * 1_000_000, "$" * 20_000, "\\[" * 20_000, "answer is " * 20_000, r"\boxed{" * 9_000]
 )

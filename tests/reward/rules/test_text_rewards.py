@@ -56,6 +56,16 @@ def test_verdict(response: str, answer: str, score: float, found: str | None) ->
     assert rule.call("extract", response) == found
 
 
+@pytest.mark.parametrize("answer", ["yes.", "not sure", "?"])
+def test_a_verdict_that_the_pattern_takes_from_no_response_is_refused(answer: str) -> None:
+    rule = REWARDS.build({"name": "verdict", "pattern": r"(?i)verdict:\W*(\w+)"}, "reward.terms.a")
+    rule.call("gold", {"answer": "Yes"})
+    with pytest.raises(ValueError, match=r"^the field 'answer' is .*, which the pattern .* takes from no response"):
+        rule.call("gold", {"answer": answer})
+    own = REWARDS.build({"name": "verdict", "pattern": r"\[\[(.)\]\]"}, "reward.terms.a")
+    own.call("gold", {"answer": answer})  # what such a response looks like is not known
+
+
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [("(", r"pattern: '\(' is not a regular expression"), ("Yes|No", r"pattern: 'Yes\|No' needs one group")],

@@ -158,8 +158,9 @@ def exact_text(latex: str, factor: Fraction) -> str:
     """
     import sympy
 
-    expression = formula(latex) * sympy.Rational(factor.numerator, factor.denominator)
+    read = formula(latex)
     try:
+        expression = read * sympy.Rational(factor.numerator, factor.denominator)
         value = numeric(expression)
         if value is None:
             return str(sympy.expand(expression.doit()))

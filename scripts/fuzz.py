@@ -1,0 +1,90 @@
+"""Tries random input from outside: rows of data, responses, answers of servers. None of it may end a run.
+
+python scripts/fuzz.py                               # each kind for 20 seconds
+python scripts/fuzz.py responses --seconds 600
+python scripts/fuzz.py rows --seed 7 --only 4211     # one input again, with the whole traceback
+
+The seed, which is printed, and the number of an input decide what it is. Ends with status 1 where an input has another
+outcome than those that the kind allows; see the modules of scripts/fuzzing.
+"""
+
+import argparse
+import logging
+import signal
+import sys
+import time
+import traceback
+from random import Random
+from types import FrameType, ModuleType
+
+from fuzzing import responses
+
+KINDS: dict[str, ModuleType] = {"responses": responses}
+LONGEST_S = 30  # of one input, on a machine that does other things
+SHOWN = 25  # inputs that fail, in full
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the script; returns its status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*", choices=[*KINDS, []], help="all, unless some are named")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each kind")
+    parser.add_argument("--seed", type=int, default=None, help="drawn from the clock, unless it is given")
+    parser.add_argument("--only", type=int, default=None, help="the number of an input: tries this one alone")
+    chosen = parser.parse_args(arguments)
+    seed = time.time_ns() % 1_000_000_007 if chosen.seed is None else chosen.seed
+    logging.disable(logging.WARNING)
+    signal.signal(signal.SIGALRM, _too_long)
+    failed = 0
+    for kind in chosen.kinds or KINDS:
+        failed += try_one(kind, seed, chosen.only) if chosen.only is not None else fuzz(kind, seed, chosen.seconds)
+    return 1 if failed else 0
+
+
+def fuzz(kind: str, seed: int, seconds: float) -> int:
+    """Tries inputs of a kind for so long; returns how many failed."""
+    started, number, failed = time.monotonic(), 0, 0
+    causes: set[str] = set()
+    while time.monotonic() - started < seconds:
+        if error := fault(kind, seed, number):
+            failed += 1
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            cause = f"{last.filename}:{last.lineno} {KINDS[kind].title(KINDS[kind].make(Random(f'{seed}/{number}')))}"
+            if cause not in causes and len(causes) < SHOWN:
+                print(f"{kind}: seed {seed}, input {number}: {type(error).__name__}: {error!s:.1000}")
+                print(f"    python scripts/fuzz.py {kind} --seed {seed} --only {number}", flush=True)
+            causes.add(cause)
+        number += 1
+    print(f"{kind}: seed {seed}, {number:,} inputs in {time.monotonic() - started:.0f} s, {failed} failed")
+    return failed
+
+
+def try_one(kind: str, seed: int, number: int) -> int:
+    """Prints an input and what it raises; returns 1 if it fails."""
+    print(KINDS[kind].make(Random(f"{seed}/{number}")))
+    if error := fault(kind, seed, number):
+        traceback.print_exception(error)
+    return 0 if error is None else 1
+
+
+def fault(kind: str, seed: int, number: int) -> BaseException | None:
+    """What an input raises; None if its outcome is one of those that are allowed."""
+    made = KINDS[kind].make(Random(f"{seed}/{number}"))
+    signal.alarm(LONGEST_S)
+    try:
+        KINDS[kind].check(made)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit, too
+        return error
+    finally:
+        signal.alarm(0)
+    return None
+
+
+def _too_long(signum: int, frame: FrameType | None) -> None:
+    raise TimeoutError(f"an input took more than {LONGEST_S} s")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
