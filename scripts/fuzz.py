@@ -17,11 +17,11 @@ import traceback
 from random import Random
 from types import FrameType, ModuleType
 
-from fuzzing import responses
+from fuzzing import answers, responses, rows
 
-KINDS: dict[str, ModuleType] = {"responses": responses}
+KINDS: dict[str, ModuleType] = {"rows": rows, "responses": responses, "answers": answers}
 LONGEST_S = 30  # of one input, on a machine that does other things
-SHOWN = 25  # inputs that fail, in full
+SHOWN = 5  # inputs that fail, in full
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -51,17 +51,17 @@ def fuzz(kind: str, seed: int, seconds: float) -> int:
             last = traceback.extract_tb(error.__traceback__)[-1]
             cause = f"{last.filename}:{last.lineno} {KINDS[kind].title(KINDS[kind].make(Random(f'{seed}/{number}')))}"
             if cause not in causes and len(causes) < SHOWN:
-                print(f"{kind}: seed {seed}, input {number}: {type(error).__name__}: {error!s:.1000}")
-                print(f"    python scripts/fuzz.py {kind} --seed {seed} --only {number}", flush=True)
+                say(f"{kind}: seed {seed}, input {number}: {type(error).__name__}: {error!s:.1000}")
+                say(f"    python scripts/fuzz.py {kind} --seed {seed} --only {number}")
             causes.add(cause)
         number += 1
-    print(f"{kind}: seed {seed}, {number:,} inputs in {time.monotonic() - started:.0f} s, {failed} failed")
+    say(f"{kind}: seed {seed}, {number:,} inputs in {time.monotonic() - started:.0f} s, {failed} failed")
     return failed
 
 
 def try_one(kind: str, seed: int, number: int) -> int:
     """Prints an input and what it raises; returns 1 if it fails."""
-    print(KINDS[kind].make(Random(f"{seed}/{number}")))
+    say(repr(KINDS[kind].make(Random(f"{seed}/{number}"))))
     if error := fault(kind, seed, number):
         traceback.print_exception(error)
     return 0 if error is None else 1
@@ -75,11 +75,17 @@ def fault(kind: str, seed: int, number: int) -> BaseException | None:
         KINDS[kind].check(made)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # SystemExit, too
+    except BaseException as error:  # noqa: BLE001 - SystemExit, too
         return error
     finally:
         signal.alarm(0)
     return None
+
+
+def say(text: str) -> None:
+    """Prints a line at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def _too_long(signum: int, frame: FrameType | None) -> None:

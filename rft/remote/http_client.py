@@ -24,7 +24,7 @@ except ImportError:
 LOG_EVERY_S = 30.0  # seconds between the log lines of a long wait
 PROBE_S = 10.0  # deadline of a call that needs no computation
 PORTS = {"http": 80, "https": 443}
-SHOWN = 500  # characters of a refusal that the error message quotes
+SHOWN = 500  # characters of a refusal, or of an error about a response, that the error message quotes
 CLOSED = re.compile("disconnected|closed connection")  # in the error of a response that ends early
 logging.getLogger(httpx.__name__).setLevel(logging.WARNING)  # it logs every request at level info
 
@@ -162,8 +162,8 @@ class ServerClient:
         """Surrounds code that reads a response: a missing or malformed field is raised as `BadResponse`."""
         try:
             yield
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise self.bad_response(f"{what} cannot be read: {error!r}") from error
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise self.bad_response(f"{what} cannot be read: {error!r:.{SHOWN}}") from error
 
 
 def bearer(key: str | None) -> dict[str, str]:

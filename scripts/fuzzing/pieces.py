@@ -13,8 +13,40 @@ MARKS = (
 )
 LETTERS = (
     *("0", "7", "12,345", "-3.5", "1e999", "1e-999", "0/0", "9" * 400, "a", "é", "中", "\u0627\u0644", "\U0001f600"),
-    *(" ", "\n", "\t", "\r\n", "\0", "\x1b[31m", "[/b]", "[red]", "\u2028", "\u202e", "\u200b", "\ufeff", "\xa0", "e\u0301"),
-    *("..", "/", "\\", "'", "`", "<", ">", "&amp;", "{prompt}", "{{ x }}", "{% if %}", "%s", "${x}", "NaN", "None", "true"),
+    *(
+        " ",
+        "\n",
+        "\t",
+        "\r\n",
+        "\0",
+        "\x1b[31m",
+        "[/b]",
+        "[red]",
+        "\u2028",
+        "\u202e",
+        "\u200b",
+        "\ufeff",
+        "\xa0",
+        "e\u0301",
+    ),
+    *(
+        "..",
+        "/",
+        "\\",
+        "'",
+        "`",
+        "<",
+        ">",
+        "&amp;",
+        "{prompt}",
+        "{{ x }}",
+        "{% if %}",
+        "%s",
+        "${x}",
+        "NaN",
+        "None",
+        "true",
+    ),
 )
 SCALARS = (None, True, False, 0, -1, 7, 2**31, 2**63, 10**300, 0.5, -0.0, 1e308, 1e-320, "", " ", "7", "true", "null")
 
@@ -41,8 +73,12 @@ def value(random: Random, depth: int = 3) -> Any:
 
 def places(whole: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The paths of all values inside of a JSON value."""
-    steps: list[Any] = list(whole) if isinstance(whole, dict) else list(range(len(whole))) if isinstance(whole, list) else []
-    return [path + (step,) for step in steps] + [deeper for step in steps for deeper in places(whole[step], path + (step,))]
+    steps: list[Any] = (
+        list(whole) if isinstance(whole, dict) else list(range(len(whole))) if isinstance(whole, list) else []
+    )
+    return [(*path, step) for step in steps] + [
+        deeper for step in steps for deeper in places(whole[step], (*path, step))
+    ]
 
 
 def changed(random: Random, whole: Any, most: int = 2) -> Any:

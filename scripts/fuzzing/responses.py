@@ -11,8 +11,8 @@ from random import Random
 from typing import Any
 
 from bench.reward_yaml import build_reward, options
-from fuzzing.pieces import changed, text, value
 
+from fuzzing.pieces import changed, text, value
 from rft.errors import FunctionError
 from rft.reward.compose import WeightedSum
 
@@ -23,8 +23,30 @@ PARAMETERS = {
     "required": ["a"],
 }
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "adds", "parameters": PARAMETERS}}]
-FORMATS = ("hermes", "qwen_xml", "glm", "llama_json", "llama_python", "mistral", "deepseek", "kimi_k2", "harmony", "list")
-FORMULAS = ("\\frac{1}{2}", "x^2+3x-1", "(1, 2)", "\\{1,2,3\\}", "12{,}345", "5\\%", "3:4", "[0,\\infty)", "x=3", "2^{\\sqrt 3}")
+FORMATS = (
+    "hermes",
+    "qwen_xml",
+    "glm",
+    "llama_json",
+    "llama_python",
+    "mistral",
+    "deepseek",
+    "kimi_k2",
+    "harmony",
+    "list",
+)
+FORMULAS = (
+    "\\frac{1}{2}",
+    "x^2+3x-1",
+    "(1, 2)",
+    "\\{1,2,3\\}",
+    "12{,}345",
+    "5\\%",
+    "3:4",
+    "[0,\\infty)",
+    "x=3",
+    "2^{\\sqrt 3}",
+)
 ANSWERS = {
     "choice": ("A", "b", "(C)", "D."),
     "exact_match": ("7", "é"),

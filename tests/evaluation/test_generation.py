@@ -10,7 +10,7 @@ import torch
 
 from rft.batch.scores import Scores, ScoringAtEnd
 from rft.evaluation.base import EvaluationContext, measured, metric_value, summary, updated
-from rft.evaluation.generation import GenerationEvaluator, GenerationOptions, metric_names, log_no_accuracy
+from rft.evaluation.generation import GenerationEvaluator, GenerationOptions, log_no_accuracy, metric_names
 from rft.rollout.answerer import SingleTurn
 from rft.rollout.engine.base import Completion, row_seed
 from rft.rollout.engine.sampling import Sampling

@@ -371,7 +371,7 @@ class Encoder:
         template "none" their contents."""
         bare, media = self._without_values(messages)
         if self.chat is None:
-            return RichText("".join(text_of(message["content"]) for message in bare), media)
+            return RichText("".join(text_of(message.get("content")) for message in bare), media)
         return RichText(self.chat.render(bare, tools, answering), media)
 
     def _without_values(self, messages: Messages) -> tuple[list[dict[str, Any]], Parts]:

@@ -73,10 +73,19 @@ class ServedJudge(Term):
         return await self._servers.post("/chat/completions", body, self._read)
 
     def _read(self, answer: Any) -> list[float]:
-        text = answer["choices"][0]["message"]["content"]
-        if not isinstance(text, str | None):
-            raise ValueError(f"choices[0].message.content: {text!r:.40} is no text")
-        return [self._grade(text or "")]
+        return [self._grade(verdict_text(answer))]
+
+
+def verdict_text(answer: Any) -> str:
+    """The judge's text in an answer of /chat/completions.
+
+    Raises:
+        KeyError, IndexError, TypeError, ValueError: the answer is malformed.
+    """
+    text = answer["choices"][0]["message"]["content"]
+    if not isinstance(text, str | None):
+        raise ValueError(f"choices[0].message.content: {text!r:.40} is no text")
+    return text or ""
 
 
 async def _models(client: ServerClient) -> tuple[str, list[str]]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rft.registry import Registry
 from rft.remote.http_client import ServerClient
+from rft.remote.json_values import are_numbers, are_tokens
 from rft.remote.requests import Call
 from rft.rollout import server
 
@@ -59,9 +60,12 @@ class TokenLogprobs:
         """
         if any(len(pairs) != count for pairs in top) or len(own) != len(top):
             raise ValueError(f"{sorted({len(pairs) for pairs in top})} pairs for {len(own)} tokens, not {count} each")
-        ids = torch.tensor([name for pairs in top for name, _ in pairs], dtype=torch.int32)
-        logprobs = torch.tensor([number for pairs in top for _, number in pairs], dtype=torch.float32)
-        return cls(torch.tensor(own), ids.view(len(top), count), logprobs.view(len(top), count))
+        names, numbers = ([pair[part] for pairs in top for pair in pairs] for part in (0, 1))
+        if not are_tokens(names) or not are_numbers([*own, *numbers]):
+            raise ValueError("ids that are not those of tokens, or values that are no numbers")
+        ids, logprobs = torch.tensor(names, dtype=torch.int32), torch.tensor(numbers, dtype=torch.float32)
+        shape = (len(top), count)
+        return cls(torch.tensor(own, dtype=torch.float32), ids.view(shape), logprobs.view(shape))
 
     def lacking(self, following: Tensor, count: int) -> int:
         """How many more tokens a request needs, at least, to return `count` ids that can follow at every position.

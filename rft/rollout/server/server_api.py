@@ -13,6 +13,7 @@ import torch
 from rft.batch.encoded import as_encoded
 from rft.data.encode.media.files import lossless_url
 from rft.remote.http_client import ServerClient
+from rft.remote.json_values import are_numbers, are_tokens
 from rft.remote.requests import Call
 from rft.remote.server_process import LOCAL
 from rft.rollout.engine.sampling import Sampling
@@ -72,7 +73,9 @@ class Sampled:
     def __post_init__(self) -> None:
         if not self.tokens or len(self.tokens) != len(self.logprobs):
             raise ValueError(f"{len(self.tokens)} tokens with {len(self.logprobs)} log-probabilities")
-        if not all(-math.inf < number <= 1e-3 for number in self.logprobs):
+        if not are_tokens(self.tokens) or not are_tokens(self.prompt or ()):
+            raise ValueError("ids that are not those of tokens")
+        if not are_numbers(self.logprobs) or not all(-math.inf < number <= 1e-3 for number in self.logprobs):
             raise ValueError("numbers that are not log-probabilities")
         if self.finish_reason not in ("stop", "length"):
             raise ValueError(f"finish reason {self.finish_reason!r}")
