@@ -4,7 +4,6 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -62,7 +61,7 @@ def after_blanks(text: str, place: int) -> int:
 @cache
 def _decoder(unique: bool, finite: bool, digits: int | None) -> json.JSONDecoder:
     """Without a hook where none is needed: hooks are slow where there are many numbers."""
-    hooks: dict[str, Callable[..., Any]] = {"object_pairs_hook": _unique} if unique else {}
+    hooks: dict[str, Any] = {"object_pairs_hook": _unique} if unique else {}
     if finite:
         hooks |= {"parse_constant": _no_number, "parse_float": _finite}
     if digits is not None:
