@@ -238,7 +238,12 @@ class Job(Components):
             return None
         counts = [] if loaded.longest_text is None else [loaded.longest_text]
         if self.facts.sampled != "never" and "prompt" in self.needs:
-            counts.append(max(loaded.lengths.prompts(loaded.train)) + self.run.rollout.max_new_tokens)
+            prompt = max(loaded.lengths.prompts(loaded.train))
+            counts.append(
+                prompt + self.run.rollout.max_new_tokens
+                if self.environments is None
+                else min(prompt + self.environments.options.max_tokens, self.context)
+            )
         return max(counts, default=None)
 
     def assemble(

@@ -285,8 +285,13 @@ class Components:
             return SingleTurn(encoder, sampler, [term.tool_calls for term in terms if term.tool_calls is not None])
         from rft.rollout.environment.episodes import EpisodeAnswerer
 
-        context = self.check.parts["model_config"].get_text_config().max_position_embeddings
-        return EpisodeAnswerer(self.environments, encoder, sampler, context)
+        return EpisodeAnswerer(self.environments, encoder, sampler, self.context)
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a text that the policy reads."""
+        most: int = self.check.parts["model_config"].get_text_config().max_position_embeddings
+        return most
 
     def check_engine_model(
         self, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, processor: MediaProcessor | None

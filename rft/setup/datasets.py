@@ -151,7 +151,7 @@ def fit_texts(
 ) -> tuple[Rows, list[int]]:
     """Applies `data.overlong` to rows of given texts.
 
-    Logs how many answers of conversations train.
+    Logs how many answers of conversations train, and how many pairs have two equal responses.
 
     Args:
         key: of the rows.
@@ -167,9 +167,14 @@ def fit_texts(
     with prefixed(f"{key}: "):
         texts = lengths.texts(given, rows)
     kept = limit_texts(rows, texts, limit, key, log)
-    answers = [text.answers for text in texts if limit.keeps(text)]
-    if (message := explain([sum(each) for each in zip(*answers, strict=True)])) is not None:
+    texts = [text for text in texts if limit.keeps(text)]
+    if (message := explain([sum(each) for each in zip(*(text.answers for text in texts), strict=True)])) is not None:
         log(f"{key}: {message}")
+    if equal := sum(text.equal for text in texts):
+        log(
+            f"{key}: {equal:,} of {len(texts):,} pairs have two equal responses, which hold no preference and count as "
+            "other pairs do; remove them"
+        )
     return kept
 
 

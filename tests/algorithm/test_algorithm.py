@@ -15,7 +15,7 @@ from tests.helpers import plain_algorithm
 CLIP = {"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.3, "dual_clip": None}
 KL = {"name": "kl", "estimator": "k3", "coef": 0.1}
 ADAPTIVE = {"name": "adaptive", "initial": 0.1, "target": 2.0, "horizon": 100.0}
-OVERLONG = {"name": "overlong", "max_tokens": 3, "buffer": 2 / 3, "factor": 1.0}
+OVERLONG = {"name": "overlong", "of": "answer", "max_tokens": 3, "buffer": 2 / 3, "factor": 1.0}
 
 
 GAE = {

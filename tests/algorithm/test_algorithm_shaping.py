@@ -10,8 +10,8 @@ from rft.metrics import Metrics
 from tests.helpers import plain_algorithm
 
 NORM = {"name": "running_norm", "center": True, "scale": False}
-COSINE = {"name": "cosine_length", "term": "rihgt", "max_tokens": 4, "right_short": 1.0, "right_long": 0.5}
-COSINE |= {"wrong_short": -1.0, "wrong_long": -0.5, "at_limit": None}
+COSINE = {"name": "cosine_length", "term": "rihgt", "of": "answer", "max_tokens": 4, "right_short": 1.0}
+COSINE |= {"right_long": 0.5, "wrong_short": -1.0, "wrong_long": -0.5, "at_limit": None}
 PLAIN = {"name": "reinforce", "gamma": 1.0}
 
 

@@ -13,7 +13,8 @@ from tests.e2e.host_waits import HostWaits
 from tests.helpers import plain_algorithm
 
 REINFORCE = {"loss": {"name": "reinforce"}}
-OVERLONG = {"name": "overlong", "max_tokens": 4, "buffer": 0.5, "factor": 1.0}
+OVERLONG = {"name": "overlong", "of": "answer", "max_tokens": 4, "buffer": 0.75, "factor": 1.0}
+OVERLONG_EPISODE = OVERLONG | {"of": "episode", "buffer": 0.5}
 
 
 def alone(tensor):
@@ -139,6 +140,7 @@ def step(algorithm, batch):
         {"aggregation": {"name": "group_mean"}, "advantage": {"name": "rloo"}},
         {"aggregation": {"name": "seq_mean_token_sum"}, "advantage": {"name": "group_norm", "scale": "batch"}},
         {"shaping": {"overlong": OVERLONG}, "advantage": {"name": "reinforce", "gamma": 0.5}},
+        {"shaping": {"overlong": OVERLONG_EPISODE}, "advantage": {"name": "reinforce", "gamma": 0.5}},
         {"loss": {"name": "gmpo", "clip_low": 0.1, "clip_high": 0.1}, "aggregation": None},
         {"mask_tied": True},
         {"pick": "best"},

@@ -1,7 +1,7 @@
 """Shaping: changes to a score before an advantage is computed from it."""
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tensordict import TensorDict
@@ -11,22 +11,44 @@ from rft.algorithm.registries import SHAPINGS
 from rft.algorithm.scores.groups import dense_numbers
 from rft.ranges import Fraction, NonNegativeFloat, PositiveInt
 
+LengthOf = Literal["answer", "episode"]
+
+
+def _lengths(batch: TensorDict, of: LengthOf) -> Tensor:
+    """Trained tokens of the longest answer of each row, or of all its answers (`episode`), (B,) int64.
+
+    Without the column `turn` a row is one answer. Shaping comes before any filter, so they are those of `response_mask`
+    and not of `loss_mask`.
+    """
+    trains = batch["response_mask"]
+    if of == "episode" or "turn" not in batch.keys():
+        return trains.sum(dim=1)
+    turn = batch["turn"]
+    size = (len(turn), 1 + (int(turn.max()) if turn.numel() else 0))
+    return trains.new_zeros(size, dtype=torch.int64).scatter_add(1, turn, trains.long()).amax(dim=1)
+
 
 @SHAPINGS.register("overlong")
 def overlong(
-    scores: Tensor, batch: TensorDict, *, max_tokens: PositiveInt, buffer: Fraction, factor: NonNegativeFloat
+    scores: Tensor,
+    batch: TensorDict,
+    *,
+    of: LengthOf,
+    max_tokens: PositiveInt,
+    buffer: Fraction,
+    factor: NonNegativeFloat,
 ) -> Tensor:
-    """Adds factor * clip(-(L - (max - b)) / b, -1, 0), L the trained tokens of the row, b = buffer * max. (B,) -> (B,)
+    """Adds factor * clip(-(L - (max - b)) / b, -1, 0), L trained tokens, b = buffer * max. (B,) -> (B,)
 
-    The soft overlong punishment of DAPO, arXiv 2503.14476, equation 13. Shaping comes before any filter, so L counts
-    `response_mask` and not `loss_mask`.
+    The soft overlong punishment of DAPO, arXiv 2503.14476, equation 13.
 
     Args:
+        of: L is that of the longest answer of an episode, or of all its answers.
         max_tokens: length at which the penalty is complete.
         buffer: share of `max_tokens` before it over which the penalty grows from 0; 0 punishes only what is longer.
         factor: the complete penalty.
     """
-    length = batch["response_mask"].sum(dim=1)
+    length = _lengths(batch, of)
     ramp = buffer * max_tokens
     excess = (length - (max_tokens - ramp)) / max(ramp, 1)
     return scores - factor * excess.clamp(0, 1).to(scores.dtype)
@@ -55,6 +77,7 @@ def cosine_length(
     batch: TensorDict,
     *,
     term: str,
+    of: LengthOf,
     max_tokens: PositiveInt,
     right_short: float,
     right_long: float,
@@ -62,19 +85,20 @@ def cosine_length(
     wrong_long: float,
     at_limit: float | None,
 ) -> Tensor:
-    """Adds long + (short - long) * (1 + cos(pi min(L, max) / max)) / 2, L the trained tokens of the row. (B,) -> (B,)
+    """Adds long + (short - long) * (1 + cos(pi min(L, max) / max)) / 2, L trained tokens. (B,) -> (B,)
 
     The cosine reward of arXiv 2502.03373, section 4.2. `short` and `long` are those of right or of wrong answers. It is
     the score itself where the term has the weight 0. A row that the term does not score keeps its score.
 
     Args:
         term: the reward term, before any shaping, that is above 0 where an answer is right.
+        of: L is that of the longest answer of an episode, or of all its answers.
         max_tokens: length at which the value is `long`.
         right_short, right_long: values of a right answer of no and of `max_tokens` tokens.
         wrong_short, wrong_long: those of a wrong answer.
         at_limit: the value from `max_tokens` on, right or wrong; None: that of the cosine.
     """
-    value, length = batch["terms", term], batch["response_mask"].sum(dim=1)
+    value, length = batch["terms", term], _lengths(batch, of)
     short = torch.where(value > 0, right_short, wrong_short).double()
     long = torch.where(value > 0, right_long, wrong_long).double()
     wave = (1 + torch.cos(math.pi * (length.double() / max_tokens).clamp(max=1))) / 2
@@ -88,15 +112,15 @@ def cosine_length(
 def kimi_length(scores: Tensor, batch: TensorDict, *, term: str, factor: NonNegativeFloat) -> Tensor:
     """Adds factor * l to right and factor * min(0, l) to wrong answers, l = 0.5 - (L - min) / (max - min). (B,) -> (B,)
 
-    The length penalty of Kimi k1.5, arXiv 2501.12599, section 2.3.3. L are the trained tokens of the row, min and max
-    the smallest and the largest L in its group; where these are equal, nothing is added. A row that the term does not
-    score keeps its score.
+    The length penalty of Kimi k1.5, arXiv 2501.12599, section 2.3.3. L are the trained tokens of the row, of an episode
+    those of all its answers; min and max are the smallest and the largest L in its group. Where these are equal,
+    nothing is added. A row that the term does not score keeps its score.
 
     Args:
         term: the reward term, before any shaping, that is above 0 where an answer is right.
         factor: weight of the penalty.
     """
-    value, length = batch["terms", term], batch["response_mask"].sum(dim=1).double()
+    value, length = batch["terms", term], _lengths(batch, "episode").double()
     index, bounds = dense_numbers(batch["group"]), torch.zeros_like(length)
     least = bounds.scatter_reduce(0, index, length, "amin", include_self=False)[index]
     span = bounds.scatter_reduce(0, index, length, "amax", include_self=False)[index] - least

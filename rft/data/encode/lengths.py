@@ -88,12 +88,13 @@ class Lengths:
             for number in range(world.rank, len(rows), world.size):
                 with located(rows, number):
                     tokens = count_tokens(texts(number, rows[number]), encoder)
-                counted.append((tokens.tokens, tokens.least, *(fates.pop(fate, 0) for fate in masks.FATES)))
+                answers = (fates.pop(fate, 0) for fate in masks.FATES)
+                counted.append((tokens.tokens, tokens.least, int(tokens.equal), *answers))
             return counted
 
         made_of = (_code(given.source), dict(given.options))
-        known = self._known(rows, lambda row: row, made_of, count, 2 + len(masks.FATES))
-        return [TextTokens(tokens, least, tuple(answers)) for tokens, least, *answers in known]
+        known = self._known(rows, lambda row: row, made_of, count, 3 + len(masks.FATES))
+        return [TextTokens(tokens, least, bool(equal), tuple(answers)) for tokens, least, equal, *answers in known]
 
     def _known(
         self, rows: Rows, read: Callable[[Row], Row], made_of: Any, count: Count, size: int
@@ -181,7 +182,16 @@ def count_tokens(texts: Sequence[Row], encoder: Encoder) -> TextTokens:
         first = trains.nonzero()[:1].flatten() + 1  # (1,), or (0,) where none trains
         last = torch.isin(ids, media).nonzero()[-1:].flatten() + 1
         counted.append((len(ids), max([*first.tolist(), *last.tolist()]) if len(first) else len(ids)))
-    return TextTokens(*map(max, zip(*counted, strict=True)))
+    tokens, least = map(max, zip(*counted, strict=True))
+    return TextTokens(tokens, least, "chosen" in texts[0] and _equal(*texts))
+
+
+def _equal(chosen: Row, rejected: Row) -> bool:
+    """Whether the two rows of a pair have the same tokens and media."""
+    if not torch.equal(chosen["tokens"]["input_ids"], rejected["tokens"]["input_ids"]):
+        return False
+    first, second = (text.get("media") or {} for text in (chosen, rejected))
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 def limit_texts(

@@ -65,11 +65,13 @@ class TextTokens(NamedTuple):
     Attributes:
         tokens: their number.
         least: how many a cut must leave: one that trains, and all tokens of media.
+        equal: they are the two responses of a pair, and are the same.
         answers: of the assistant in them, by what becomes of them; see `masks.FATES`.
     """
 
     tokens: int
     least: int
+    equal: bool = False
     answers: tuple[int, ...] = ()
 
 

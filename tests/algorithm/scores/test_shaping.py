@@ -11,6 +11,7 @@ from rft.algorithm.scores.shaping import clip_scores, cosine_length, kimi_length
 
 F64 = torch.float64
 NONE = torch.nan
+OVERLONG = {"of": "answer", "max_tokens": 20, "buffer": 0.4, "factor": 1.0}
 
 
 def lengths(*numbers):
@@ -19,21 +20,53 @@ def lengths(*numbers):
 
 
 def test_overlong_by_hand():
-    found = overlong(torch.ones(5), lengths(5, 12, 16, 20, 30), max_tokens=20, buffer=0.4, factor=2.0)
+    found = overlong(torch.ones(5), lengths(5, 12, 16, 20, 30), **OVERLONG | {"factor": 2.0})
     assert found.tolist() == [1, 1, 0, -1, -1]
     assert found.dtype == torch.float32
 
 
 def test_overlong_without_a_buffer_punishes_only_beyond_the_limit():
-    found = overlong(torch.zeros(3), lengths(19, 20, 21), max_tokens=20, buffer=0, factor=1.0)
+    found = overlong(torch.zeros(3), lengths(19, 20, 21), **OVERLONG | {"buffer": 0.0})
     assert found.tolist() == [0, 0, -1]
 
 
 def test_overlong_counts_trained_tokens_and_not_the_prompt():
     batch = lengths(20)
     batch["response_mask"][0, ::2] = False
-    found = overlong(torch.zeros(1), batch, max_tokens=12, buffer=1 / 3, factor=1.0)
+    found = overlong(torch.zeros(1), batch, **OVERLONG | {"max_tokens": 12, "buffer": 1 / 3})
     assert found.tolist() == [-0.5]  # 10 trained tokens
+
+
+def episodes(*rows):
+    """Rows of a prompt token and answers of these lengths, each behind two tokens of a tool."""
+    turns = [[0] + [turn for number, size in enumerate(row, 1) for turn in (0, 0, *[number] * size)] for row in rows]
+    turn = torch.tensor([row + [0] * (60 - len(row)) for row in turns])
+    terms = TensorDict({"right": torch.ones(len(rows), dtype=F64)}, batch_size=[len(rows)])
+    columns = {"turn": turn, "response_mask": turn > 0, "terms": terms, "group": torch.zeros(len(rows)).long()}
+    return TensorDict(columns, batch_size=[len(rows)])
+
+
+def test_lengths_of_episodes_by_hand():
+    """Of an episode the longest answer is compared with the limit of one, or all of them with a limit of all."""
+    batch, zeros = episodes([11, 11], [4, 16, 4], [20], [2, 24]), torch.zeros(4, dtype=F64)
+    found = {of: overlong(zeros, batch, **OVERLONG | {"of": of}) for of in ("answer", "episode")}
+    # from 12 on, over 8 tokens; the longest answers have 11, 16, 20 and 24 tokens, all of them 22, 24, 20 and 26
+    assert found["answer"].tolist() == [0, -0.5, -1, -1] and found["episode"].tolist() == [-1, -1, -1, -1]
+    found = overlong(zeros, batch, **OVERLONG | {"of": "episode", "max_tokens": 32, "buffer": 0.5})
+    assert found.tolist() == [-0.375, -0.5, -0.25, -0.625]
+    # at 24 of 24 the value is 1, at 12 of 24 half of the way from 2: 1.5; at 16 of 24 a quarter of it: 1.25
+    batch = episodes([12, 12], [16, 2], [24])
+    for of, expected in (("answer", [1.5, 1.25, 1.0]), ("episode", [1.0, 1 + (1 - 0.5**0.5) / 2, 1.0])):
+        found = cosine_length(zeros[:3], batch, **COSINE | {"of": of, "max_tokens": 24})
+        assert found.tolist() == pytest.approx(expected, abs=1e-12)
+    found = kimi_length(zeros[:3], episodes([10, 10], [18], [3, 8, 3]), term="right", factor=1.0)
+    assert found.tolist() == pytest.approx([-0.5, -0.5 + 1 / 3, 0.5], abs=1e-12)  # 20, 18 and 14 tokens
+
+
+def test_a_row_without_a_trained_token_has_no_length():
+    batch = episodes([3, 5], [40])
+    batch["response_mask"][1] = False
+    assert overlong(torch.zeros(2), batch, **OVERLONG | {"max_tokens": 5, "buffer": 0.8}).tolist() == [-1, 0]
 
 
 def test_truncated_rows_get_another_score():
@@ -57,6 +90,7 @@ def test_clip_scores_refuses_bounds_that_leave_nothing_between_them(high):
 
 COSINE = {
     "term": "right",
+    "of": "answer",
     "max_tokens": 12,
     "right_short": 2.0,
     "right_long": 1.0,

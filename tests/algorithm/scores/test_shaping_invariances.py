@@ -8,7 +8,7 @@ import torch
 
 from rft.algorithm import SHAPINGS
 from rft.algorithm.certificate.invariances import PERMUTATION
-from rft.algorithm.certificate.sample import GROUP, KEEP
+from rft.algorithm.certificate.sample import GROUP, KEEP, TURN
 from tests.algorithm.certificate.test_invariances import SHAPING_NODES, alone, padded, random_batch, same
 
 F64 = torch.float64
@@ -18,10 +18,12 @@ FIRST, SECOND = torch.tensor([0, 1, 2, 3, 6]), torch.tensor([4, 5])  # groups st
 class ShapingCase:
     """A shaping with its options, random columns, scores with a tied group, and a step before this one."""
 
-    def __init__(self, node):
-        node = node | {"max_tokens": 6} if "max_tokens" in node else node
+    def __init__(self, node, turns):
+        node = node | {"max_tokens": 2 if turns else 6} if "max_tokens" in node else node
         self.plugin = SHAPINGS.build(node, "shaping")
         self.batch = random_batch(self.plugin.facts.reads)
+        if turns:
+            self.batch["turn"] = TURN
         self.batch["truncated"] = torch.arange(len(KEEP)) % 3 == 0
         self.scores = torch.tensor([1.0, 0.0, 0.5, 0.3, -20.0, 4.0, 0.3], dtype=F64)
 
@@ -34,9 +36,13 @@ class ShapingCase:
         return self.plugin(self.scores[rows], batch, **supplied)
 
 
-@pytest.fixture(params=sorted(SHAPING_NODES))
+CASES = [(name, turns) for name, node in sorted(SHAPING_NODES.items()) for turns in {False, "of" in node}]
+
+
+@pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}{' of turns' * case[1]}")
 def shaping(request):
-    return ShapingCase(SHAPING_NODES[request.param])
+    name, turns = request.param
+    return ShapingCase(SHAPING_NODES[name], turns)
 
 
 def test_shaping_changes_some_score(shaping):

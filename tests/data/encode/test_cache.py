@@ -107,7 +107,8 @@ def test_texts_are_remembered_by_their_source(tmp_path, ranks):
         return Lengths(world, made, str(tmp_path)).texts(given, rows), made.asked
 
     shared = ranks(3, lambda world: texts(world=world))
-    expected = [(len(r["prompt"]) + len(r["response"]) + 1, len(r["prompt"]) + 1, (1, 0, 0, 0)) for r in FEW]
+    one = (False, (1, 0, 0, 0))
+    expected = [(len(r["prompt"]) + len(r["response"]) + 1, len(r["prompt"]) + 1, *one) for r in FEW]
     assert [asked for _, asked in shared] == [14, 13, 13] and all(counts == expected for counts, _ in shared)
     assert texts() == (expected, 0)
     assert texts(rows=[*FEW[1:], {"prompt": "1", "response": "2"}])[1] == 40

@@ -5,13 +5,15 @@ import re
 from collections import Counter
 
 import pytest
+import torch
 
 from rft.data.base import GivenTexts
 from rft.data.encode.encoder import Encoder
-from rft.data.encode.lengths import Lengths, limit_prompts
+from rft.data.encode.lengths import Lengths, count_tokens, limit_prompts
 from rft.data.encode.masks import FATES, explain
 from rft.data.encode.tokenizer import characters
 from rft.data.encode.truncation import PromptLimit, TextLimit
+from rft.data.given.pairs import PairSource
 from rft.data.given.supervised import DatasetSource, TextSource
 from rft.data.rows.mixture import Mixed
 from rft.distributed import SINGLE_PROCESS
@@ -135,3 +137,55 @@ def test_a_run_says_how_many_answers_of_a_set_are_in_the_loss(tmp_path):
         "data.train: 1 of 2 answers of the assistant are in the loss; 1 stand before the answer of their row "
         "(data.train_on=assistant trains them, too)"
     )
+
+
+def reply(content):
+    return [{"role": "assistant", "content": content}]
+
+
+PAIRS = [
+    {"prompt": [user("1 + 1?")], "chosen": chosen, "rejected": rejected}
+    for chosen, rejected in (("2", "3"), ("2", "2"), (reply("2"), reply("2")), (reply("2"), reply("")), ("22", "2"))
+]
+PAIR = GivenTexts(PairSource, {"chosen": "chosen", "rejected": "rejected", "margin": None})
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_run_knows_which_pairs_have_equal_responses(size, ranks, tmp_path):
+    """On any number of ranks, and where the counts are cached."""
+
+    def count(world):
+        encoder = Counting(tokenizer(chats.CHATML), "chat", None)
+        texts = Lengths(world, encoder, str(tmp_path)).texts(PAIR, PAIRS)
+        return [text.equal for text in texts], encoder.asked
+
+    first, again = ranks(size, count), ranks(size, count)
+    assert [found for found, _ in [*first, *again]] == [[False, True, True, False, False]] * 2 * size
+    assert sum(encoded for _, encoded in first) == 2 * len(PAIRS) and not any(encoded for _, encoded in again)
+
+
+def test_responses_with_other_media_are_not_equal():
+    def text(media, chosen):
+        tokens = {"input_ids": torch.tensor([1, 2, 3])}
+        return {"tokens": tokens, "response_mask": torch.tensor([False, False, True]), "chosen": chosen} | media
+
+    picture, other = ({"media": {"pixel_values": torch.full((2, 2), value)}} for value in (0.0, 1.0))
+    found = [count_tokens([text(picture, True), text(media, False)], ENCODER).equal for media in (picture, other, {})]
+    assert found == [True, False, False]
+
+
+def test_a_run_says_how_many_pairs_have_equal_responses():
+    """Of the pairs that stay: the last one is too long."""
+
+    def said(rows):
+        messages: list[str] = []
+        encoder, limit = Encoder(tokenizer(chats.CHATML), "chat", None), TextLimit(150, "drop", "", frozenset())
+        fit_texts("data.train", rows, Lengths(SINGLE_PROCESS, encoder, None), limit, PAIR, messages.append)
+        return messages[-1:]
+
+    long = {"prompt": "1 + 1?", "chosen": "2" * 200, "rejected": "2" * 200}
+    assert said([*PAIRS, long]) == [
+        "data.train: 2 of 5 pairs have two equal responses, which hold no preference and count as other pairs do; "
+        "remove them"
+    ]
+    assert said(PAIRS[:1]) == []

@@ -159,7 +159,7 @@ def test_a_conversation_keeps_the_answers_before_the_cut():
     made = Encoder(tokenizer(chats.CHATML), "chat", None)
     messages = [{"role": "user", "content": "1"}, said("2"), {"role": "user", "content": "3"}, said("456")]
     rows, given = [{"messages": messages}], GivenTexts(TextSource, {"response": "messages"})
-    [(tokens, least, _)] = Lengths(SINGLE_PROCESS, made, None).texts(given, rows)
+    [(tokens, least, *_)] = Lengths(SINGLE_PROCESS, made, None).texts(given, rows)
     ids, trains = made.example({"response": messages})
     assert tokens == len(ids) and least == trains.index(True) + 1
     second = max(place for place, flag in enumerate(trains) if flag and not trains[place - 1])
@@ -175,13 +175,13 @@ def test_media_are_never_cut():
     one = family("qwen2_5_vl")
     made, [row, *_] = media_encoder(one), media_rows(one)
     rows = [row | {"response": "two"}]
-    [(tokens, least, _)] = Lengths(SINGLE_PROCESS, made, None).texts(RESPONSE, rows)
+    [(tokens, least, *_)] = Lengths(SINGLE_PROCESS, made, None).texts(RESPONSE, rows)
     ids, trains = made.example(rows[0])
     assert (tokens, least) == (len(ids), trains.index(True) + 1)
     made._train_on = "all"
     media = frozenset(made.media_facts.placeholders)
     last = max(place for place, token in enumerate(ids) if token in media)
-    [(tokens, least, _)] = Lengths(SINGLE_PROCESS, made, None).texts(RESPONSE, rows)
+    [(tokens, least, *_)] = Lengths(SINGLE_PROCESS, made, None).texts(RESPONSE, rows)
     assert (tokens, least) == (len(ids), last + 1)
     made.text_limit = TextLimit(last, "truncate", "data.max_tokens=x", media)
     with pytest.raises(
