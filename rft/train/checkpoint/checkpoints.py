@@ -236,8 +236,9 @@ class Checkpoints:
         if fallback is not None and self._again is not None:
             try:
                 self.folder = self._world.decide(lambda: _new_folder(Path(fallback).expanduser(), self.run.name))
+                self._warn = lambda text: None  # the message of the end has it
                 self._again()
-                reason = None if self.wait() else self._problem
+                reason = None if self.wait() else f"checkpoint.fallback={fallback}: {self._problem}"
             except OSError as error:
                 reason = f"checkpoint.fallback={fallback}: {reason_of(error)}"
         if reason is None:
