@@ -46,6 +46,19 @@ def describe(error: BaseException, file: str) -> str:
     return f"{place}{type(error).__name__}: {error}".rstrip(": ")
 
 
+@contextmanager
+def surviving(what: str, warn: Callable[[str], None]) -> Iterator[None]:
+    """An error in the block, which writes or closes what no training needs, becomes a warning that begins with `what`.
+
+    Args:
+        warn: gets the error with its place in this package.
+    """
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - a report, a logger or an engine may raise anything
+        warn(f"{what} failed, and the run does without: {describe(error, __file__)}")
+
+
 def without_code(error: Exception, key: str, reason: str) -> str:
     """Why transformers cannot read a folder: its reason, or that the folder needs code of its own.
 

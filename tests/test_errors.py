@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from rft.errors import Checks, FunctionError, Problems, at_step, build_each, naming
+from rft.errors import Checks, FunctionError, Problems, at_step, build_each, naming, surviving
 from rft.main import explain
 from rft.setup.assembly import Job
 from rft.setup.parts import check_config
@@ -197,3 +197,28 @@ def test_an_error_of_a_users_function_names_the_function_the_line_and_the_step()
 def test_an_error_of_a_function_of_this_package_is_left_as_it_is():
     with pytest.raises(ZeroDivisionError), at_step(3), naming("a check", check_config):
         divide()
+
+
+def test_what_survives_is_a_warning_with_the_place_of_the_error():
+    warnings = []
+    with surviving("the report", warnings.append):
+        Checks().parts["page"]
+    with surviving("the report", warnings.append):
+        several(["one"])
+    with pytest.raises(KeyboardInterrupt), surviving("the report", warnings.append):
+        raise KeyboardInterrupt
+    with surviving("nothing", warnings.append):
+        pass
+    assert warnings[0].startswith("the report failed, and the run does without: ")
+    assert warnings[0].endswith(": KeyError: 'page'")
+    assert len(warnings) == 2 and warnings[1].endswith(": Problems: one")
+
+
+def test_an_error_within_the_package_has_its_line():
+    warnings = []
+    with surviving("the report", warnings.append):
+        assert explain(ValueError("")).no_such_name
+    with surviving("the report", warnings.append):
+        build_each(None, {"a": 1})
+    assert warnings[0].endswith("AttributeError: 'str' object has no attribute 'no_such_name'")
+    assert ": errors.py:" in warnings[1] and warnings[1].endswith(": TypeError: 'NoneType' object is not callable")

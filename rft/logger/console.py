@@ -1,15 +1,19 @@
 """The console of a run: on a terminal a live table and a progress bar for each stage, in a pipe plain lines."""
 
+import errno
 import logging
 import math
+import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import TextIOBase
 from itertools import pairwise, zip_longest
 from pathlib import Path
+from typing import TextIO, cast
 
 from rich import box
 from rich.console import Console, Group
@@ -59,6 +63,55 @@ class _StageProgress:
     done: int  # steps taken by an earlier process
 
 
+class Output(TextIOBase):
+    """A stream that never fails: without its terminal, the reader of its pipe or space on its disk, text is dropped.
+
+    Args:
+        stream: where the text goes.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """That of the stream."""
+        return self._stream.encoding
+
+    def write(self, text: str) -> int:
+        """Writes a text, or drops it."""
+        try:
+            self._stream.write(text)
+        except OSError as error:
+            self._drop(error)
+        return len(text)
+
+    def flush(self) -> None:
+        """Writes what the stream holds back, or drops it."""
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._drop(error)
+
+    def isatty(self) -> bool:
+        """Whether the stream is a terminal."""
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        """The file descriptor of the stream."""
+        return self._stream.fileno()
+
+    def _drop(self, error: OSError) -> None:
+        if error.errno in (errno.EPIPE, errno.EIO):
+            drop_output(self._stream.fileno())
+
+
+def drop_output(descriptor: int) -> None:
+    """Lets a file descriptor, whose terminal is closed or whose pipe has no reader, lead to nowhere, for good."""
+    with open(os.devnull, "w") as nowhere, suppress(OSError):
+        os.dup2(nowhere.fileno(), descriptor)
+
+
 class RunConsole:
     """Shows one run.
 
@@ -67,7 +120,7 @@ class RunConsole:
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console()
+        self.console = console or Console(file=cast(TextIO, Output(sys.stdout)))
         self._values: dict[str, deque[float]] = {}
         self._stage: _StageProgress | None = None
         self._live: Live | None = None

@@ -1,11 +1,16 @@
 """Reads a run folder back: `metrics.jsonl`, `trajectories/`, and summaries of them for console and pages."""
 
 import json
-import os
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+from rft.errors import listed
+from rft.logger.disk import make_folder, replacing
 
 METRICS = "metrics.jsonl"
 TRAJECTORIES = "trajectories"
@@ -13,6 +18,9 @@ WARNINGS = "warnings.txt"
 WORST_TOKENS = "worst_tokens.jsonl"
 ELAPSED = "time/elapsed_s"
 STDERR = "_stderr"  # `eval/test/accuracy_stderr` is the standard error of `eval/test/accuracy`
+METRICS_KEYS: Mapping[str, type] = MappingProxyType({"step": int, "stage": str})
+STEP_KEY: Mapping[str, type] = MappingProxyType({"step": int})
+ANY_KEYS: Mapping[str, type] = MappingProxyType({})
 LOWER_IS_BETTER = ("loss", "perplexity")
 CANARY = "reward/canary"
 
@@ -53,7 +61,7 @@ class History:
     def of(cls, run: Path) -> "History":
         """Reads a run folder; without metrics the history is empty."""
         path = run / METRICS
-        return cls(read_lines(path) if path.exists() else [])
+        return cls(read_lines(path, METRICS_KEYS) if path.exists() else [])
 
     @property
     def names(self) -> list[str]:
@@ -106,35 +114,51 @@ class History:
         return marks
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a jsonl file; the unfinished last line of a killed run is skipped.
+def read_lines(path: Path, keys: Mapping[str, type] = ANY_KEYS) -> list[dict[str, Any]]:
+    """The objects of a jsonl file, without damaged lines, which a warning names once; see `parse_lines`."""
+    rows, damaged = parse_lines(path, keys)
+    if damaged:
+        _warn_of(path, damaged)
+    return rows
 
-    Raises:
-        ValueError: another line is not JSON; names the file and the line.
+
+@cache
+def _warn_of(path: Path, damaged: str) -> None:
+    logging.getLogger(__name__).warning("%s: %s left out", path, damaged)
+
+
+def parse_lines(path: Path, keys: Mapping[str, type] = ANY_KEYS) -> tuple[list[dict[str, Any]], str]:
+    """The objects of a jsonl file, and which of its lines are damaged, such as "line 3 is damaged and".
+
+    The unfinished last line of a killed run is left out, and counts as no damage.
+
+    Args:
+        keys: of each object, with the types of their values; a line without them is damaged.
     """
-    rows = []
+    rows, damaged = list[dict[str, Any]](), list[str]()
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             found = json.loads(line)
-        except json.JSONDecodeError as error:
+        except ValueError:
             if number < len(lines):
-                raise ValueError(f"{path}, line {number}: not a JSON object ({error}); remove the line") from error
+                damaged.append(str(number))
             continue
-        if not isinstance(found, dict):
-            raise ValueError(f"{path}, line {number}: not a JSON object; remove the line")
-        rows.append(found)
-    return rows
+        if isinstance(found, dict) and all(type(found.get(name)) is kind for name, kind in keys.items()):
+            rows.append(found)
+        else:
+            damaged.append(str(number))
+    words = f"lines {listed(damaged)} are" if len(damaged) > 1 else f"line {listed(damaged)} is"
+    return rows, f"{words} damaged and" if damaged else ""
 
 
 def write_atomically(path: Path, text: str) -> Path:
-    """Writes a temporary file and renames it, so that a reader never sees a partial file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".tmp")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)
+    """Writes a file and its folder, so that neither a reader nor a power cut leaves a partial file; see `replacing`."""
+    make_folder(path.parent)
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
     return path
 
 

@@ -6,7 +6,7 @@ evaluation before the first step. Rank 0 has a `RunLog`; the other ranks have a 
 
 import json
 import math
-import os
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,19 +15,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from rft.errors import Stopped
+from rft.errors import Stopped, surviving
 from rft.logger.console import RunConsole, shown_metrics
-from rft.logger.disk import make_folder, replacing, sync
+from rft.logger.disk import Records, make_folder, replacing, sync
 from rft.logger.history import (
     ELAPSED,
     METRICS,
+    METRICS_KEYS,
+    STEP_KEY,
     TRAJECTORIES,
     WARNINGS,
     WORST_TOKENS,
     History,
+    parse_lines,
     read_lines,
     trajectory_files,
-    write_atomically,
 )
 from rft.logger.media import MediaFile, media_files
 from rft.logger.redact import redact
@@ -74,6 +76,7 @@ class Report:
 class RunLog:
     """Writes `metrics.jsonl`, `worst_tokens.jsonl` and `trajectories/`; passes numbers to the console and the sinks.
 
+    What the disk does not take waits in memory; see `Records`. A report, a sink or a table that fails is one warning.
     As a context manager it closes itself; after an exception it marks the run as failed.
 
     Args:
@@ -102,8 +105,10 @@ class RunLog:
         self._store = store
         make_folder(run)
         STARTED.append(run)
-        self._file = (run / METRICS).open("a", encoding="utf-8")
+        (run / METRICS).touch()
         sync(run)
+        self._records = Records(self.warning)
+        self._failed: set[str] = set()  # what has failed, of which there was a warning
         self._began = time.perf_counter()
         self._reported = self._began
         self._closed = False
@@ -112,7 +117,7 @@ class RunLog:
 
     def rewind(self, step: int) -> None:
         """Drops everything that an interrupted run wrote after the step from which it resumes (-1 drops all)."""
-        rows = History.of(self.run).rows
+        rows = self._undamaged(self.run / METRICS, METRICS_KEYS)
         kept = [row for row in rows if row["step"] <= step]
         if len(kept) < len(rows):
             known = f"the lines after step {step}" if step >= 0 else "without a checkpoint all lines"
@@ -121,18 +126,27 @@ class RunLog:
             self.warning(f"{METRICS} has no lines of steps {kept[-1]['step'] + 1} to {step}; nothing else is missing")
         elif step > 0 and not kept:
             self.message(f"{METRICS} begins after step {step}, from which the run continues")
-        self._file.close()
         with replacing(self.run / METRICS) as partial:
             partial.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-        self._file = (self.run / METRICS).open("a", encoding="utf-8")
         self._drop_samples(step)
         if (worst := self.run / WORST_TOKENS).exists():
-            write_atomically(worst, "".join(_line(row) for row in read_lines(worst) if row["step"] <= step))
+            tokens = [row for row in self._undamaged(worst, STEP_KEY) if row["step"] <= step]
+            with replacing(worst) as partial:
+                partial.write_text("".join(map(_line, tokens)), encoding="utf-8")
         history = History(kept)
         self._began = time.perf_counter() - history.elapsed
         self.console.recall(history)
         for sink in self._sinks:
             sink.rewind(step)
+
+    def _undamaged(self, path: Path, keys: Mapping[str, type]) -> list[dict[str, Any]]:
+        """The lines of a file that is written anew; of a damaged one a copy stays, which a warning names."""
+        rows, damaged = parse_lines(path, keys)
+        if damaged:
+            copy = path.with_name(f"{path.name}.damaged")
+            shutil.copyfile(path, copy)
+            self.warning(f"{path.name}: {damaged} left out; {copy.name} is the file as it was")
+        return rows
 
     def _drop_samples(self, step: int) -> None:
         """Removes the sampled texts after a step, and their media that no other lines in the run folder name."""
@@ -169,8 +183,7 @@ class RunLog:
         """Prints a line in red, and adds it to the file from which the report takes it."""
         text = redact(text)
         self.console.warning(text)
-        with (self.run / WARNINGS).open("a", encoding="utf-8") as file:
-            file.write(f"{text}\n")
+        self._records.append(self.run / WARNINGS, f"{text}\n")
 
     def log(self, step: int, stage: str, numbers: Mapping[str, float]) -> None:
         """Logs the numbers of a step; adds `time/elapsed_s`, the seconds since the run began.
@@ -181,31 +194,30 @@ class RunLog:
         plain = {name: float(value) for name, value in numbers.items()}
         plain[ELAPSED] = round(time.perf_counter() - self._began, 3)
         finite = {name: value if math.isfinite(value) else None for name, value in plain.items()}
-        self._file.write(json.dumps({"step": step, "stage": stage, **finite}) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())  # a power cut loses no logged step
+        self._records.append(self.run / METRICS, json.dumps({"step": step, "stage": stage, **finite}) + "\n")
         self.console.log(step, stage, plain)
         for sink in self._sinks:
-            sink.log(step, stage, plain)
+            with self._surviving(_name(sink)):
+                sink.log(step, stage, plain)
         if any(name.startswith("eval/") for name in plain) and time.perf_counter() - self._reported > REPORT_EVERY:
-            if self._report is not None:
-                self._report.write(self.run)
+            self._write_report()
             self._reported = time.perf_counter()
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Writes sampled texts: rows with `prompt`, `response`, `score` and any other JSON values, and their media."""
         path = self.run / TRAJECTORIES / f"step_{step:08d}.jsonl"
-        if self._store is not None:
-            rows = [self._store(row, self.run, path.parent) for row in rows]
-        write_atomically(path, "".join(map(_line, rows)))
-        for sink in self._sinks:
-            sink.samples(step, rows)
+        with self._surviving(f"{TRAJECTORIES}/"):
+            if self._store is not None:
+                rows = [self._store(row, self.run, path.parent) for row in rows]
+            self._records.replace(path, "".join(map(_line, rows)))
+            for sink in self._sinks:
+                with self._surviving(_name(sink)):
+                    sink.samples(step, rows)
 
     def worst_tokens(self, step: int, tokens: Sequence[Mapping[str, Any]]) -> None:
         """Appends the tokens whose log-probabilities differ most between trainer and engine; no line without tokens."""
         if tokens:
-            with (self.run / WORST_TOKENS).open("a", encoding="utf-8") as file:
-                file.write(_line({"step": step, "tokens": tokens}))
+            self._records.append(self.run / WORST_TOKENS, _line({"step": step, "tokens": tokens}))
 
     def close(self, failure: str = "") -> None:
         """Stops the live display, writes the report and prints the summary. A second call does nothing.
@@ -216,15 +228,37 @@ class RunLog:
         if self._closed:
             return
         self._closed = True
-        self._file.close()
+        if problem := self._records.flush():
+            self.console.warning(f"{redact(problem)}: the last records of the run are lost")
         for sink in self._sinks:
-            sink.close(bool(failure))
-        history = History.of(self.run)
-        page = None if self._report is None else self._report.write(self.run)
-        conclusions = () if self._report is None else self._report.conclusions(history)
-        summaries = [found for name in shown_metrics(history.names) if (found := history.summary(name)) is not None]
-        self.console.stop()
-        self.console.summary(summaries, self.run, page, history.elapsed, redact(failure), conclusions)
+            with self._surviving(_name(sink)):
+                sink.close(bool(failure))
+        page = self._write_report()
+        history, conclusions = History.of(self.run), list[str]()
+        with self._surviving("the conclusions"):
+            conclusions += [] if self._report is None else self._report.conclusions(history)
+        with self._surviving("the summary"):
+            self.console.stop()
+            summaries = [found for name in shown_metrics(history.names) if (found := history.summary(name)) is not None]
+            self.console.summary(summaries, self.run, page, history.elapsed, redact(failure), conclusions)
+
+    def _write_report(self) -> Path | None:
+        """Writes the page of the run and returns its path; None without one, or without the folder."""
+        with self._surviving("the report"):
+            return self._report.write(self.run) if self._report is not None and self.run.exists() else None
+        return None
+
+    @contextmanager
+    def _surviving(self, what: str) -> Iterator[None]:
+        """See `surviving`; a second failure of the same is no second warning."""
+
+        def warn(text: str) -> None:
+            if what not in self._failed:
+                self._failed.add(what)
+                self.warning(text)
+
+        with surviving(what, warn):
+            yield
 
     def __enter__(self) -> Self:
         return self
@@ -276,6 +310,10 @@ class SilentLog(RunLog):
 
     def close(self, failure: str = "") -> None:
         pass
+
+
+def _name(sink: Sink) -> str:
+    return f"the logger {type(sink).__name__}"
 
 
 def _line(row: Mapping[str, Any]) -> str:

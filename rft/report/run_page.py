@@ -101,7 +101,9 @@ def _tiles(history: History) -> str:
 
 
 def _warnings(run: Path) -> Iterator[str]:
-    for line in dict.fromkeys((run / WARNINGS).read_text().splitlines()) if (run / WARNINGS).exists() else ():
+    for line in (
+        dict.fromkeys((run / WARNINGS).read_text(errors="replace").splitlines()) if (run / WARNINGS).exists() else ()
+    ):
         yield f'<p class="failed">{html.escape(line)}</p>'
 
 

@@ -22,6 +22,7 @@ from rft.data.base import Source, given_texts
 from rft.data.encode.lengths import Lengths
 from rft.data.encode.media.folder import store_media
 from rft.distributed import SINGLE_PROCESS, World, raise_peer_failure
+from rft.errors import surviving
 from rft.evaluation.base import metric_value
 from rft.evaluation.canary import CanaryProbe
 from rft.logger.log import RunLog, SilentLog
@@ -98,9 +99,10 @@ class Job(Components):
                 trainer.sampler.abort()
                 raise
             finally:
-                trainer.checkpoints.close()
-                trainer.sampler.close()
-                self.reward.close()
+                closed = {"checkpoints": trainer.checkpoints.close, "sampler": trainer.sampler.close}
+                for name, close in {**closed, "reward": self.reward.close}.items():
+                    with surviving(f"closing the {name}", log.warning):
+                        close()
             if missed := [step for step in run.profile.steps if step > trainer.step]:
                 log.message(f"profile.steps={missed} were not reached: the warm-up stopped before warmup.steps")
         return numbers

@@ -18,6 +18,7 @@ from rft.batch.columns import fields
 from rft.batch.media import media_entries
 from rft.conditions import ReadIf
 from rft.distributed import World
+from rft.errors import surviving
 from rft.logger.log import RunLog
 from rft.metrics import Metrics
 from rft.ranges import NonNegativeInt, PositiveInt, Seconds
@@ -182,7 +183,8 @@ class NonFinitePolicy:
     def _save(self, step: int, problem: NonFiniteError) -> Path:
         number = self._not_finite[problem.actor]
         path = self._folder / f"step_{step:08d}_{problem.actor}_{number}_rank_{self._world.rank}.safetensors"
-        save_rows(path, problem)
+        with surviving(f"saving the rows in {path}", self._log.warning):
+            save_rows(path, problem)
         return path
 
 

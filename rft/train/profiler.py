@@ -7,6 +7,7 @@ from pathlib import Path
 from torch.profiler import profile
 
 from rft.distributed import World
+from rft.errors import surviving
 from rft.logger.log import RunLog
 
 SLOWEST = 40  # rows of the table
@@ -36,9 +37,10 @@ class Profiler:
             return
         with profile() as trace:
             yield
-        self._folder.mkdir(exist_ok=True)
-        name = f"step_{number:08d}_rank_{self._world.rank}"
-        clock = "self_cuda_time_total" if self._world.device.type == "cuda" else "self_cpu_time_total"
-        (self._folder / f"{name}.txt").write_text(trace.key_averages().table(clock, SLOWEST))
-        trace.export_chrome_trace(str(self._folder / f"{name}.json.gz"))
-        self._log.message(f"profile of step {number}: {self._folder / name}.txt, and .json.gz for ui.perfetto.dev")
+        with surviving(f"profile.steps=[{number}]", self._log.warning):
+            self._folder.mkdir(exist_ok=True)
+            name = f"step_{number:08d}_rank_{self._world.rank}"
+            clock = "self_cuda_time_total" if self._world.device.type == "cuda" else "self_cpu_time_total"
+            (self._folder / f"{name}.txt").write_text(trace.key_averages().table(clock, SLOWEST))
+            trace.export_chrome_trace(str(self._folder / f"{name}.json.gz"))
+            self._log.message(f"profile of step {number}: {self._folder / name}.txt, and .json.gz for ui.perfetto.dev")

@@ -8,6 +8,8 @@ from rft.actor.base import ColumnModel
 from rft.actor.optim.optimizer import Optimizer
 from rft.algorithm.algorithm import Algorithm
 from rft.data.base import Source
+from rft.evaluation.base import measured
+from rft.logger.history import rank_key
 from rft.stateful import Stateful
 from rft.train.schedules import Schedule
 
@@ -51,6 +53,12 @@ class Stage:
         """
         longer = self.stop_at is None and saved["stage_step"] < self.steps
         return number < saved["stage"] or (number == saved["stage"] and saved["stage_done"] and not longer)
+
+    def reached(self, watched: str, numbers: Mapping[str, float]) -> bool:
+        """True where the watched metric is at `stop_at` or better."""
+        if self.stop_at is None or (value := measured(numbers, watched)) is None:
+            return False
+        return rank_key(watched, value) >= rank_key(watched, self.stop_at)
 
     def trains(self, key: str, stage_step: int) -> bool:
         """True where the model with this key trains in this step of the stage."""

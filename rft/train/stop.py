@@ -7,12 +7,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 from rft.errors import Stopped
+from rft.logger.console import drop_output
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 SAME_S = 1.0  # signals within so many seconds are one: a launcher and a process group may both deliver it
 STARTED = time.monotonic()  # when the program was loaded
 DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
@@ -36,9 +38,10 @@ def seconds_of(duration: str) -> int:
 class StopRequest:
     """Why the run has to stop, if it has to: a signal, or the time limit.
 
-    Within the block, the first SIGTERM, SIGINT or SIGUSR1 is recorded, and a second one ends the process at once with
-    status 128 + its number. A thread receives them, so that the second one ends a process that waits in a collective.
-    Signals that the process ignores, as a job in the background of a script ignores SIGINT, stay ignored.
+    Within the block, the first of `SIGNALS` is recorded, and a second one ends the process at once with status 128 +
+    its number. A thread receives them, so that the second one ends a process that waits in a collective. Signals that
+    the process ignores stay ignored: SIGINT in the background of a script, SIGHUP under nohup. A closed terminal may
+    send SIGHUP more than once, which is one signal; what is printed to it is dropped.
 
     Args:
         max_time: the longest time since the program was loaded, see `seconds_of`; None for no limit.
@@ -67,6 +70,7 @@ class StopRequest:
     def __enter__(self) -> Self:
         self._handlers: dict[signal.Signals, Any] = {}
         if threading.current_thread() is threading.main_thread():
+            self._terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
             received, self._sent = socket.socketpair()
             self._sent.setblocking(False)
             self._wakeup = signal.set_wakeup_fd(self._sent.fileno(), warn_on_full_buffer=False)
@@ -91,12 +95,19 @@ class StopRequest:
             while data := received.recv(1):
                 if data[0] not in SIGNALS:  # such as SIGCHLD
                     continue
+                if data[0] == signal.SIGHUP:
+                    self._drop_terminals()
                 if self._signal is None:
                     self._signal, first = signal.Signals(data[0]), time.monotonic()
-                elif time.monotonic() - first > SAME_S:
+                elif data[0] != signal.SIGHUP and time.monotonic() - first > SAME_S:
                     if os.isatty(1):
                         os.write(1, SHOW_CURSOR)  # the progress bar has hidden it
                     os._exit(128 + data[0])
+
+    def _drop_terminals(self) -> None:
+        for descriptor in self._terminals:
+            if not os.isatty(descriptor):  # it is closed
+                drop_output(descriptor)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGTERM:
@@ -104,4 +115,6 @@ class StopRequest:
         if self._rank == 0 and not self._printed:
             self._printed = True  # a stream of Python may be in use by the code that the signal interrupts
             name = signal.Signals(number).name
-            os.write(2, f"\n{name}: the trainer finishes the step, saves, stops; a second signal kills it\n".encode())
+            text = f"\n{name}: the trainer finishes the step, saves, stops; a second signal kills it\n"
+            with suppress(OSError):  # the terminal may be closed
+                os.write(2, text.encode())

@@ -22,13 +22,14 @@ from rft.distributed import World
 from rft.errors import at_step
 from rft.evaluation.base import Evaluator, measured, updated
 from rft.evaluation.canary import CanaryProbe
-from rft.logger.history import CANARY, rank_key
+from rft.logger.history import CANARY
 from rft.logger.log import RunLog
 from rft.metrics import Metrics, add_tflops, peak_gib
 from rft.rollout.engine.texts import describe_tokens
 from rft.rollout.sampler import Sampler
 from rft.stateful import Stateful, load_states, states
-from rft.train.checkpoint.checkpoints import Checkpoints, SavedState
+from rft.train.checkpoint.checkpoints import Checkpoints
+from rft.train.checkpoint.saved_state import SavedState
 from rft.train.diverged import NonFinitePolicy, nonfinite_weight
 from rft.train.engine_gap import GAP, gap_warning
 from rft.train.ledger import Ledger
@@ -137,8 +138,9 @@ class Trainer:
                 texts: list[dict[str, Any]] = []
                 self.record(stages[0].name, self.evaluate(texts), texts)
         else:
-            self.step, self.numbers = saved["step"], saved["numbers"]
-            load_states(self.parts, saved)
+            with saved.reading():
+                self.step, self.numbers = saved["step"], saved["numbers"]
+                load_states(self.parts, saved)
             self.log.rewind(self.step)
             self.log.message(f"continuing from {saved.folder}, after step {self.step}")
             warn_of_changed_rows(saved.get("rows", {}), self.rows, self.log.warning)
@@ -180,17 +182,19 @@ class Trainer:
                 trainable(model).begin_training(optimizer, stage.updates(key))
         if saved is not None and within:
             self.load_models(saved)
-            load_states(stage.parts, saved)
+            with saved.reading():
+                load_states(stage.parts, saved)
             return int(saved["stage_step"])
         for actor in self.copies:
             actor.copy_weights_from(self.policy)
         return 0
 
     def load_models(self, saved: SavedState, left_out: tuple[str, ...] = ()) -> None:
-        """Loads the models of a checkpoint, without some keys of their states."""
-        for key in saved.keys_of("actors"):
-            template = self.models[key].state_to_fill()
-            with self.world.wait.during(f"the loading of {key}"):
+        """Loads the models of a checkpoint, without some keys of their states; it has each one that trains."""
+        trained = [key for key, model in self.models.items() if model.optimizer_options is not None]
+        for key in dict.fromkeys([*trained, *saved.keys_of("actors")]):
+            with self.world.wait.during(f"the loading of {key}"), saved.reading():
+                template = self.models[key].state_to_fill()
                 self.models[key].load_state_dict(saved.fill("actors", key, template, left_out))
 
     def precompute(self, stage: Stage, done: int | None) -> None:
@@ -303,7 +307,7 @@ class Trainer:
             numbers |= self.evaluate(texts)
         rewarded = self.probe(stage, numbers, texts)
         problem = unscored_problem(numbers, rows, self.max_unscored) or rewarded
-        done = last or self.reached(stage.stop_at, numbers)
+        done = last or stage.reached(self.watched, numbers)
         if saves := bool(done or problem or stop or self.checkpoints.due(self.step)):
             numbers |= self.checkpoints.wait_before(self.step, self.log.message)
         self.record(stage.name, numbers, texts)
@@ -316,18 +320,10 @@ class Trainer:
         )
         if saves:
             self.save(number, stage, stage_step, done, numbers)
-        if problem:
-            raise ValueError(problem)
-        if stop:
-            self.checkpoints.end()
-            raise self.stop.stopped(self.step)
+        if problem or stop:
+            self.checkpoints.end(problem)
+            raise ValueError(problem) if problem else self.stop.stopped(self.step)
         return done
-
-    def reached(self, goal: float | None, numbers: dict[str, float]) -> bool:
-        """True where the watched metric is at the goal or better."""
-        if goal is None or (value := measured(numbers, self.watched)) is None:
-            return False
-        return rank_key(self.watched, value) >= rank_key(self.watched, goal)
 
     def evaluate(self, texts: list[dict[str, Any]]) -> dict[str, float]:
         """Numbers of all held-out sets; their answers are added to the texts."""
@@ -364,17 +360,20 @@ class Trainer:
 
     def save(self, number: int, stage: Stage, stage_step: int, done: bool, numbers: dict[str, float]) -> None:
         """Writes a checkpoint: everything that another process needs to resume from this step."""
-        state = {
-            "step": self.step,
-            "stage": number,
-            "stage_step": stage_step,
-            "stage_done": done,
-            "numbers": self.numbers,
-            "config_entries": self.config_entries(),
-            "rows": self.rows,
-            **states(self.parts | stage.parts),
-            "actors": self.model_states(number, stage, stage_step),
-        }
+
+        def state() -> dict[str, Any]:
+            return {
+                "step": self.step,
+                "stage": number,
+                "stage_step": stage_step,
+                "stage_done": done,
+                "numbers": self.numbers,
+                "config_entries": self.config_entries(),
+                "rows": self.rows,
+                **states(self.parts | stage.parts),
+                "actors": self.model_states(number, stage, stage_step),
+            }
+
         self.checkpoints.write(self.step, state, self.save_model, measured(numbers, self.watched), done)
         for text in self.unsaved.changed():
             self.log.warning(text)

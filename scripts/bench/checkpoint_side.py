@@ -42,7 +42,9 @@ def main(folder: Path, size: str, repeats: int) -> None:
     strategy.shard(model, blocks(model))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
     strategy.allocate_optimizer_state(optimizer)
-    kept = CheckpointOptions(every=1, keep_last=1, keep_best=0, keep_every=0, export_every=1, export_dtype="auto")
+    kept = CheckpointOptions(
+        every=1, keep_last=1, keep_best=0, keep_every=0, export_every=1, fallback=None, export_dtype="auto"
+    )
     checkpoints = Checkpoints(folder, kept, world, "accuracy", print)
     step = 0
 
@@ -50,7 +52,7 @@ def main(folder: Path, size: str, repeats: int) -> None:
         nonlocal step
         step += 1
         state = {"network": strategy.model_state(model, True), "optimizer": strategy.optimizer_state(model, optimizer)}
-        checkpoints.write(step, {"actors": {"actor": state}}, lambda path, dtype: None, None, False)
+        checkpoints.write(step, lambda: {"actors": {"actor": state}}, lambda path, dtype: None, None, False)
         return checkpoints.wait
 
     def gathered() -> Wait:

@@ -13,10 +13,13 @@ REFUSED = f"{DAMAGE}::test_damage_that_a_person_has_to_mend_is_named"
 RANKS = f"{WATCHDOG}::test_the_others_end_and_name_the_rank_and_the_collective"
 
 FAULTS = {
-    "SIGTERM, SIGINT or SIGUSR1": f"{STOPPED}::test_a_run_stopped_four_times_ends_as_the_whole_run",
+    "SIGTERM, SIGINT, SIGUSR1 or SIGHUP": f"{STOPPED}::test_a_run_stopped_five_times_ends_as_the_whole_run",
+    "the terminal is closed, or the reader of the output ends": (
+        "train/test_stop.py::test_a_terminal_that_is_closed_stops_the_run_and_takes_its_output"
+    ),
     "a signal to one rank of several": f"{STOPPED}::test_all_ranks_stop_after_the_same_step",
     "a second signal": "train/test_stop.py::test_a_second_signal_ends_a_process_that_waits_outside_of_python",
-    "max_time is over": f"{STOPPED}::test_a_run_stopped_four_times_ends_as_the_whole_run",
+    "max_time is over": f"{STOPPED}::test_a_run_stopped_five_times_ends_as_the_whole_run",
     "the process is killed, in any phase of a step": f"{KILLS}::test_a_kill_in_any_phase_of_a_step_loses_nothing",
     "killed at any write of a checkpoint": (
         "train/checkpoint/test_checkpoints_killed.py::test_after_a_kill_at_any_write_a_whole_checkpoint_is_read"
@@ -69,13 +72,30 @@ FAULTS = {
     ),
     "config.yaml is empty or damaged beside checkpoints": f"{REFUSED}[an empty config]",
     "metrics.jsonl is cut short": f"{NOT_LOST}[half of the metrics]",
-    "a line of metrics.jsonl is damaged": f"{REFUSED}[a damaged line of the metrics]",
+    "a line of metrics.jsonl, worst_tokens.jsonl or a file of trajectories/ is damaged": (
+        f"{NOT_LOST}[a damaged line of each log]"
+    ),
+    "a checkpoint has another content than this version reads, and its hashes are right": (
+        f"{DAMAGE}::test_a_checkpoint_of_another_version_is_named"
+    ),
     "result.json is empty or damaged": f"{NOT_LOST}[an empty result]",
     "the disk is full while a checkpoint is written": (
         f"{DAMAGE}::test_a_full_disk_while_a_checkpoint_is_written_ends_nothing"
     ),
     "the disk is full at the last checkpoint": (
+        f"{DAMAGE}::test_a_full_disk_at_the_end_leaves_the_last_checkpoint_in_the_fallback"
+    ),
+    "the same, and the fallback is null or full too": (
         f"{DAMAGE}::test_after_a_full_disk_at_the_end_the_same_command_writes_the_last_checkpoint"
+    ),
+    "the disk is full while a line of a log is written": (
+        "logger/test_log.py::test_a_disk_that_is_full_for_a_while_loses_no_line"
+    ),
+    "the run folder is removed or renamed": (
+        f"{DAMAGE}::test_a_run_folder_that_is_renamed_ends_the_run_at_its_next_checkpoint"
+    ),
+    "the report, a logger, the table at the end or the closing of an engine fails": (
+        f"{DAMAGE}::test_an_error_after_the_last_step_is_a_warning_and_the_run_has_its_result"
     ),
     "a loss or gradient is not finite, faults.nonfinite=stop": (
         f"{DIVERGED}::test_stop_saves_the_rows_and_names_columns_rows_and_cures"

@@ -1,20 +1,24 @@
 """A run folder that is damaged between two processes: the damage is found and named, and the newest good checkpoint is
 used, so that the run ends as the one that was not damaged."""
 
+import json
 import re
 import resource
 import shutil
 
 import pytest
 
+from rft.logger.console import RunConsole
+from rft.rollout.sampler import EngineSampler
 from rft.setup.assembly import Job
+from rft.train.checkpoint.manifest import describe, files_of, read_manifest, write_manifest
 from rft.train.trainer import Trainer
 from tests.e2e.kills import contents
 from tests.helpers import Interrupted, interrupt
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 RUN = ("warmup.steps=1", "steps=3", "checkpoint.every=1", "checkpoint.keep_last=2", "trajectories.every=1",
-       "eval.every=0", "eval.at_start=false", "strategy.device=cpu")  # fmt: skip
+       "eval.every=0", "eval.at_start=false", "strategy.device=cpu", "checkpoint.fallback=null")  # fmt: skip
 BEFORE, NEWEST = "checkpoints/step_00000002", "checkpoints/step_00000003"
 FILE = "shard-00001-model-00001-of-00001.safetensors"
 SHARD = f"{NEWEST}/{FILE}"
@@ -95,6 +99,11 @@ def cut(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
+def spoil(path):
+    """Puts a line in front that is no object."""
+    path.write_text(f"3\n{path.read_text()}")
+
+
 def empty(folder):
     shutil.rmtree(folder)
     folder.mkdir()
@@ -167,6 +176,13 @@ NOTHING_IS_LOST = {
         lambda run: cut(run / "metrics.jsonl"), r"metrics.jsonl has no lines of steps \d to 3",
         ("metrics.jsonl", "warnings.txt"),
     ),
+    "a damaged line of each log": (
+        lambda run: [spoil(path) for path in (run / "metrics.jsonl", run / "worst_tokens.jsonl",
+                                              run / "trajectories" / "step_00000003.jsonl")],
+        "metrics.jsonl: line 1 is damaged and left out; metrics.jsonl.damaged is the file as it was\n"
+        "worst_tokens.jsonl: line 1 is damaged and left out; worst_tokens.jsonl.damaged is",
+        ("trajectories/step_00000003.jsonl", "metrics.jsonl.damaged", "warnings.txt", "worst_tokens.jsonl.damaged"),
+    ),
 }  # fmt: skip
 
 
@@ -199,10 +215,6 @@ REFUSED = {
     ),
     "an empty config": (lambda run: (run / "config.yaml").write_text(""), "config.yaml is missing or damaged"),
     "a damaged config": (lambda run: (run / "config.yaml").write_bytes(b"\xff"), "config.yaml is missing or damaged"),
-    "a damaged line of the metrics": (
-        lambda run: (run / "metrics.jsonl").write_text("3\n" + (run / "metrics.jsonl").read_text()),
-        "metrics.jsonl, line 1: not a JSON object; remove the line",
-    ),
 }  # fmt: skip
 
 
@@ -211,6 +223,31 @@ def test_damage_that_a_person_has_to_mend_is_named(damage, text, run, tiny, tmp_
     damage(run)
     before = contents_of_checkpoints(run)
     with pytest.raises(ValueError, match=text):
+        Job(tiny(*RUN)).fit("")
+    assert contents_of_checkpoints(run) == before and not (tmp_path / "run-2").exists()
+
+
+CONTENT = {
+    "no step of the stage": lambda state: state.pop("stage_step"),
+    "no weights of the model that trains": lambda state: state["actors"].pop("actor"),
+    "weights of another name": lambda state: next(iter(state["actors"]["actor"]["network"].values())).update(
+        {"$tensor": "x"}
+    ),
+    "no position of the source": lambda state: state["source"].pop("position"),
+}
+
+
+@pytest.mark.parametrize("edit", CONTENT.values(), ids=CONTENT)
+def test_a_checkpoint_of_another_version_is_named(edit, run, tiny, tmp_path):
+    """Its hashes are right."""
+    folder = run / NEWEST
+    facts, state = read_manifest(folder), json.loads((folder / "state.json").read_text())
+    del facts["files"]
+    edit(state)
+    (folder / "state.json").write_text(json.dumps(state))
+    write_manifest(folder, {name: describe(folder / name) for name in files_of(folder)}, facts)
+    before = contents_of_checkpoints(run)
+    with pytest.raises(ValueError, match=rf"^the checkpoint {folder} has another content than this program reads"):
         Job(tiny(*RUN)).fit("")
     assert contents_of_checkpoints(run) == before and not (tmp_path / "run-2").exists()
 
@@ -248,10 +285,55 @@ def test_a_full_disk_while_a_checkpoint_is_written_ends_nothing(run, ends_well, 
     )
 
 
+def test_a_full_disk_at_the_end_leaves_the_last_checkpoint_in_the_fallback(run, ends_well, full_disk, tiny, tmp_path):
+    full_disk(4)
+    with pytest.raises(ValueError, match=r"could not be written to .* \(.*File too large.* and is in "):
+        Job(tiny(*RUN, f"checkpoint.fallback={tmp_path}/else")).fit("")
+    assert not (run / "result.json").exists()
+    [saved] = (tmp_path / "else").glob("run-*/step_00000004")
+    shutil.move(saved, run / "checkpoints")
+    full_disk(None)
+    assert "step_00000003 stays the newest" in ends_well("warnings.txt")
+
+
+@pytest.mark.parametrize("step", [3, 4])
+def test_a_run_folder_that_is_renamed_ends_the_run_at_its_next_checkpoint(step, run, tiny, tmp_path, monkeypatch):
+    """Step 4 is the last one."""
+    shutil.rmtree(run)
+    update = Trainer.update
+
+    def rename(trainer, *given):
+        if trainer.step == step:
+            run.rename(tmp_path / "elsewhere")
+        update(trainer, *given)
+
+    monkeypatch.setattr(Trainer, "update", rename)
+    with pytest.raises(ValueError, match=rf"{run} was removed or renamed while the run wrote .* and is in "):
+        Job(tiny(*RUN, f"checkpoint.fallback={tmp_path}/else")).fit("")
+    assert not run.exists() and len(list((tmp_path / "else").glob(f"run-*/step_0000000{step}"))) == 1
+
+
 def test_after_a_full_disk_at_the_end_the_same_command_writes_the_last_checkpoint(run, ends_well, full_disk, tiny):
     full_disk(4)
-    with pytest.raises(ValueError, match=r"the last checkpoint could not be written; .* run the same command again"):
+    with pytest.raises(ValueError, match=r"the last checkpoint could not be written to .* same command again"):
         Job(tiny(*RUN)).fit("")
     assert not (run / "result.json").exists() and (run / NEWEST).exists()
     full_disk(None)
     assert "step_00000003 stays the newest" in ends_well("warnings.txt")
+
+
+def test_an_error_after_the_last_step_is_a_warning_and_the_run_has_its_result(run, ends_well, monkeypatch):
+    """The report cannot be written, as a folder has its name, and the engine and the table of the end fail."""
+    (run / "report.html").unlink()
+    (run / "report.html").mkdir()
+
+    def fail(*_):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(EngineSampler, "close", fail)
+    monkeypatch.setattr(RunConsole, "summary", fail)
+    warnings = ends_well("report.html", "warnings.txt").splitlines()
+    assert [text.partition(" failed, and the run does without: ")[0] for text in warnings] == [
+        "closing the sampler", "the report", "the summary"
+    ]  # fmt: skip
+    assert (run / "result.json").exists()

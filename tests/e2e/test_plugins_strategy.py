@@ -91,6 +91,7 @@ def test_its_own_checks_are_heard(tiny):
                     "keep_best": 1,
                     "keep_every": 0,
                     "export_every": 1,
+                    "fallback": None,
                     "export_dtype": "auto",
                 }
             }

@@ -22,8 +22,12 @@ from tests.train.checkpoint.states import state
 pytestmark = pytest.mark.usefixtures("one_thread")
 STEPS = ("steps=60", "eval.every=7", "batch.minibatches=2", "strategy.device=cpu")
 LAST = 62  # with the warm-up
-# A script that runs in the background ignores SIGINT, and so would its processes.
-HEARING = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+# A script that runs in the background ignores SIGINT, one of nohup SIGHUP, and so would their processes.
+HEARING = (
+    "import os, signal, sys\n"
+    "for number in (signal.SIGINT, signal.SIGHUP): signal.signal(number, signal.SIG_DFL)\n"
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)
 
 
 @pytest.fixture
@@ -110,9 +114,9 @@ def test_a_signal_in_a_step_stops_the_run_after_it(step, number, finished, tiny,
 
 
 @pytest.mark.slow
-def test_a_run_stopped_four_times_ends_as_the_whole_run(launch, tiny, tmp_path):
+def test_a_run_stopped_five_times_ends_as_the_whole_run(launch, tiny, tmp_path):
     run, steps = tmp_path / "run", []
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
         process = launch()
         wait_for(run, (steps or [0])[-1] + 2, process)
         process.send_signal(number)

@@ -1,15 +1,18 @@
 """The terminal: lines in a pipe, a live display on a terminal, log records that do not break it."""
 
+import errno
 import io
 import logging
+import os
 import re
 import sys
 from pathlib import Path
+from typing import TextIO, cast
 
 import pytest
 from rich.console import Console
 
-from rft.logger.console import BLOCKS, RunConsole, trend
+from rft.logger.console import BLOCKS, Output, RunConsole, trend
 from rft.logger.history import History, MetricSummary
 
 
@@ -143,3 +146,43 @@ def test_summary_names_values_and_places(tmp_path: Path) -> None:
     assert re.search(r"eval/held/accuracy +0\.25 +0\.975 +0\.95", text)
     assert re.search(r"entropy +1\.5 +\N{EN DASH} +0\.5", text)
     assert "1 min 23 s" in text and str(tmp_path / "report.html") in text
+
+
+def test_text_for_a_pipe_without_a_reader_is_dropped() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        console = RunConsole(Console(file=cast(TextIO, Output(stream))))
+        for _ in range(2):
+            console.message("hello")
+            console.stop()
+        os.write(writer, b"the pipe of other writers of this file leads to nowhere, too")
+
+
+@pytest.mark.parametrize(("error", "nowhere"), [(errno.EIO, True), (errno.EPIPE, True), (errno.ENOSPC, False)])
+def test_a_full_disk_is_tried_again_and_a_closed_terminal_is_not(tmp_path: Path, error: int, nowhere: bool) -> None:
+    class Failing(io.StringIO):
+        def __init__(self, file: TextIO) -> None:
+            super().__init__()
+            self.file = file
+
+        def write(self, text: str) -> int:
+            raise OSError(error, "no")
+
+        def fileno(self) -> int:
+            return self.file.fileno()
+
+    with (tmp_path / "file").open("w") as file:
+        output = Output(Failing(file))
+        assert output.write("hello") == 5
+        file.write("later")
+    assert (tmp_path / "file").read_text() == ("" if nowhere else "later")
+
+
+def test_an_output_is_the_terminal_that_it_writes_to() -> None:
+    output = Output(sys.__stdout__ or sys.stdout)
+    assert (output.isatty(), output.encoding) == (sys.__stdout__.isatty(), sys.__stdout__.encoding)  # type: ignore[union-attr]
+    out = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    Output(out).write("ß")
+    Output(out).flush()
+    assert out.buffer.getvalue() == b"\xdf" and Output(out).encoding == "latin-1"  # type: ignore[attr-defined]

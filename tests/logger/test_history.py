@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 
 from rft.logger.history import (
+    METRICS_KEYS,
     History,
     MetricSummary,
     StageSpan,
     direction,
     duration,
     headline_names,
-    read_lines,
+    parse_lines,
     short,
     trajectory_files,
 )
@@ -49,17 +50,36 @@ def test_unfinished_last_line_is_left_out(tmp_path: Path) -> None:
     assert [row["step"] for row in History.of(tmp_path).rows] == [1]
 
 
-def test_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
+LINE = '{"step": 1, "stage": "train"}'
+DAMAGED = {
+    "half of an object": '{"step": ',
+    "no object": "3",
+    "two objects": LINE + LINE,
+    "another key": '{"stap": 1, "stage": "train"}',
+    "a key of another type": '{"step": "1", "stage": "train"}',
+    "no text": "\x00",
+    "a number that Python does not read": '{"step": ' + "1" * 5000 + "}",
+}
+
+
+@pytest.mark.parametrize("line", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_line_is_left_out_and_named_once(line: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\n{"step": \n{"step": 3}\n')
-    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2"):
-        read_lines(path)
+    path.write_text(f"{LINE}\n{line}\n{LINE}\n{line}\n")
+    assert parse_lines(path, METRICS_KEYS) == (History.of(tmp_path).rows, "lines 2, 4 are damaged and")
+    assert [row["step"] for row in History.of(tmp_path).rows] == [1, 1]
+    assert [record.getMessage() for record in caplog.records] == [f"{path}: lines 2, 4 are damaged and left out"]
 
 
-def test_a_line_without_an_object_is_named(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n3\n')
-    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2: not a JSON object; remove the line"):
-        read_lines(tmp_path / "metrics.jsonl")
+def test_a_flipped_bit_anywhere_in_a_file_is_no_error(tmp_path: Path) -> None:
+    data = b'{"step": 1, "stage": "train", "lr": 0.5}\n{"step": 2, "stage": "train"}\n'
+    for at in range(len(data)):
+        for bit in range(8):
+            flipped = bytearray(data)
+            flipped[at] ^= 1 << bit
+            (tmp_path / "metrics.jsonl").write_bytes(flipped)
+            history = History.of(tmp_path)
+            assert len(history.rows) <= 2 and history.last_step >= 0 and history.stages() is not None
 
 
 def test_texts_are_files_of_a_step(tmp_path: Path) -> None:

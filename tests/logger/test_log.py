@@ -273,3 +273,82 @@ def test_silent_log_takes_everything_and_writes_nothing(tmp_path: Path, monkeypa
         log.message("hello")
     assert list(tmp_path.iterdir()) == []
     assert {name for name in vars(RunLog) if not name.startswith("_")} <= set(vars(SilentLog))
+
+
+def test_a_disk_that_is_full_for_a_while_loses_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, out = tmp_path / "run", io.StringIO()
+    with RunLog(run, {}, console=RunConsole(Console(file=out, width=400))) as log:
+        log.log(1, "train", {})
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full)
+            patch.setattr(Path, "write_bytes", full)
+            log.log(2, "train", {})
+            log.samples(2, [{"prompt": "p", "response": "r"}])
+            log.worst_tokens(2, [{"token": 7}])
+            log.warning("of step 2")
+        log.log(3, "train", {})
+    assert [row["step"] for row in rows(run)] == [1, 2, 3] and len(list((run / "trajectories").iterdir())) == 1
+    assert (run / "worst_tokens.jsonl").exists() and "of step 2\n" in (run / "warnings.txt").read_text()
+    assert out.getvalue().count("metrics.jsonl': records wait in memory") == 1
+
+
+def full(*_: Any) -> int:
+    raise OSError(28, "No space left on device")
+
+
+def test_lines_that_wait_at_the_end_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    with RunLog(tmp_path, {}, console=RunConsole(Console(file=out, width=400))) as log:
+        monkeypatch.setattr(os, "write", full)
+        log.log(1, "train", {})
+    assert f"{tmp_path}/metrics.jsonl': the last records of the run are lost" in out.getvalue()
+
+
+def test_damaged_lines_are_left_out_with_a_warning_and_the_file_is_kept(tmp_path: Path) -> None:
+    good = '{"step": 1, "stage": "train"}\n'
+    (tmp_path / "metrics.jsonl").write_text(good + '{"stap": 2, "stage": "train"}\n')
+    (tmp_path / "worst_tokens.jsonl").write_text("[]\n" + good)
+    with RunLog(tmp_path, {}, console=quiet()) as log:
+        log.rewind(1)
+    assert [len((tmp_path / name).read_text().splitlines()) for name in ("metrics.jsonl", "worst_tokens.jsonl")] == [
+        1,
+        1,
+    ]
+    assert (tmp_path / "metrics.jsonl.damaged").read_text().startswith(good)
+    assert (tmp_path / "worst_tokens.jsonl.damaged").read_text() == "[]\n" + good
+    assert (tmp_path / "warnings.txt").read_text().splitlines() == [
+        "metrics.jsonl: line 2 is damaged and left out; metrics.jsonl.damaged is the file as it was",
+        "worst_tokens.jsonl: line 1 is damaged and left out; worst_tokens.jsonl.damaged is the file as it was",
+    ]
+
+
+class BrokenSink(RecordingSink):
+    """A sink whose calls fail."""
+
+    def log(self, step: int, stage: str, numbers: Mapping[str, float]) -> None:
+        raise KeyError("no network")
+
+    samples = close = log  # type: ignore[assignment]
+
+
+def test_a_report_a_logger_and_conclusions_that_fail_are_one_warning_each(tmp_path: Path) -> None:
+    sink, out = RecordingSink(), io.StringIO()
+    report = Report(lambda run: run / {}["page"], lambda history: history.rows[7]["x"])  # type: ignore[index]
+    with RunLog(tmp_path, {}, [BrokenSink(), sink], RunConsole(Console(file=out, width=400)), report) as log:
+        for step in (1, 2):
+            log.log(step, "train", {"reward/mean": 0.5})
+            log.samples(step, [{"prompt": "p", "response": "r"}])
+    assert [call[0] for call in sink.calls] == ["open", "log", "samples", "log", "samples", "close"]
+    texts = (tmp_path / "warnings.txt").read_text().splitlines()
+    assert [text.partition(" failed, and the run does without: ")[0] for text in texts] == [
+        "the logger BrokenSink", "the report", "the conclusions"
+    ]  # fmt: skip
+    assert texts[1].endswith("KeyError: 'page'") and "reward/mean" in out.getvalue(), "the table is printed"
+
+
+def test_a_report_that_fails_hides_no_error_of_the_run(tmp_path: Path) -> None:
+    out = io.StringIO()
+    report = Report(lambda run: run / {}["page"], conclusions)  # type: ignore[index]
+    with pytest.raises(ZeroDivisionError), RunLog(tmp_path, {}, (), RunConsole(Console(file=out)), report):
+        raise ZeroDivisionError
+    assert "stopped by ZeroDivisionError" in out.getvalue()

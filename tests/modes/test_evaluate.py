@@ -53,7 +53,7 @@ def test_other_checkpoints_and_the_model_itself(evaluated, finished):
 
 def test_the_best_checkpoint(evaluated, finished, tmp_path):
     metrics = {step: logged(finished[1], step)["eval/questions/accuracy"] for step in (2, 3)}
-    write_manifest(tmp_path / "run/checkpoints/step_00000002", {}, {"metric": max(metrics.values()) + 0.1})
+    write_manifest(tmp_path / "run/checkpoints/step_00000002", {}, {"step": 2, "metric": max(metrics.values()) + 0.1})
     assert evaluated("evaluate.checkpoint=best")[1]["numbers"] == logged(finished[1], 2)
 
 

@@ -18,7 +18,7 @@ def run(tmp_path):
         for step, metric in metrics.items():
             folder = tmp_path / "checkpoints" / f"step_{step:08d}"
             (folder / "actor").mkdir(parents=True)
-            write_manifest(folder, {}, {"metric": metric})
+            write_manifest(folder, {}, {"step": step, "metric": metric})
         return tmp_path
 
     return make

@@ -23,7 +23,9 @@ from rft.train.checkpoint.options import CheckpointOptions
 from tests.helpers import make_batch, small_actor
 
 os.environ["RFT_TEST_FILE"] = "/home/someone/secret.jsonl"
-OPTIONS = CheckpointOptions(every=1, keep_last=1, keep_best=0, keep_every=0, export_every=2, export_dtype="auto")
+OPTIONS = CheckpointOptions(
+    every=1, keep_last=1, keep_best=0, keep_every=0, export_every=2, fallback=None, export_dtype="auto"
+)
 SECRET = resolve(OmegaConf.create({"path": "${oc.env:RFT_TEST_FILE}"}))
 
 
@@ -64,7 +66,7 @@ def save(world):
     """A checkpoint whose files rank 1 never syncs, and the groups of a mesh; the second checkpoint waits for it."""
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
     saved = Checkpoints(Path(sys.argv[4]), OPTIONS, world, "accuracy", lambda _: None)
-    saved.write(1, {"w": torch.ones(3)}, lambda folder, dtype: None, None, False)
+    saved.write(1, lambda: {"w": torch.ones(3)}, lambda folder, dtype: None, None, False)
     time.sleep(2 * watchdog.EVERY)
     groups = dist.distributed_c10d._world.pg_map
     limits = {group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups}

@@ -120,6 +120,14 @@ def test_rows_are_saved_of_the_first_skipped_updates_alone(tmp_path):
     assert len(policy._log.texts) == 2 and policy._log.texts[0].startswith("step 1: an update of the actor is skipped")
 
 
+def test_rows_that_cannot_be_saved_are_a_warning(tmp_path):
+    (tmp_path / "diverged").write_text("no folder")
+    policy = make_policy(tmp_path, saved_updates=2)
+    spoil(policy, 1)
+    assert policy._log.texts[0].startswith(f"saving the rows in {tmp_path}/diverged/step_00000001_actor_1_rank_0.safet")
+    assert len(policy._log.texts) == 2, "the update is skipped"
+
+
 def test_other_errors_pass_and_numbers_of_a_finite_update_stay(tmp_path):
     policy, metrics = make_policy(tmp_path), Metrics()
     metrics.add("loss/nll", 1.0)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rft.distributed import start
-from rft.logger.log import SilentLog
+from rft.logger.log import RunLog, SilentLog
 from rft.setup.assembly import Job
 from rft.train.profiler import Profiler
 from rft.train.trainer import Trainer
@@ -117,3 +117,10 @@ def test_an_interrupted_run_goes_on_with_its_profile(tiny, tmp_path, monkeypatch
     assert (run / "profile" / "step_00000002_rank_0.txt").stat().st_mtime_ns == first, "step 2 was not run again"
     assert [row["step"] for row in numbers(run)] == [0, 1, 2, 3, 4, 5]
     assert "update" in {event["name"] for event in trace(run, 4)}
+
+
+def test_a_trace_that_cannot_be_written_is_a_warning(tmp_path):
+    (tmp_path / "profile").write_text("no folder")
+    with RunLog(tmp_path, {}) as log, Profiler([1], tmp_path, start("cpu"), log).step(1):
+        pass
+    assert (tmp_path / "warnings.txt").read_text().startswith("profile.steps=[1] failed, and the run does without: ")

@@ -1,5 +1,6 @@
 """Signals and the time limit, in real processes."""
 
+import os
 import re
 import signal
 import subprocess
@@ -18,6 +19,7 @@ WAIT = textwrap.dedent("""
     import ctypes, signal, sys, time
     from rft.train.stop import StopRequest
     signal.signal(signal.SIGINT, signal.SIG_IGN if "deaf" in sys.argv else signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if "deaf" in sys.argv else signal.SIG_DFL)  # as nohup
     with StopRequest(None, 0, int) as request:
         print("ready", flush=True)
         if "inside" in sys.argv:
@@ -78,11 +80,49 @@ def test_a_second_signal_ends_a_process_that_waits_outside_of_python(start, firs
 
 def test_what_the_process_ignores_stays_ignored(start):
     process = start("deaf")
-    process.send_signal(signal.SIGINT)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        process.send_signal(number)
     time.sleep(0.3)
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=SOON_S)[0].startswith("stopped by SIGTERM")
+
+
+ON_A_TERMINAL = textwrap.dedent("""
+    import fcntl, os, signal, sys, termios, time
+    from pathlib import Path
+    from rft.logger.console import RunConsole
+    from rft.train.stop import StopRequest
+    os.setsid()
+    fcntl.ioctl(1, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    with StopRequest(None, 0, int) as request:
+        console = RunConsole()
+        console.message("ready")
+        while not request.asked():
+            time.sleep(0.01)
+        time.sleep(1.5)  # longer than SAME_S
+        os.kill(os.getpid(), signal.SIGHUP)
+        with console.stage("train", 0, 1):
+            console.warning("to a terminal that is closed")
+        for stream in (sys.stdout, sys.stderr):
+            print("hello", file=stream, flush=True)
+    Path(sys.argv[1]).write_text(str(request.stopped(7)))
+""")
+
+
+def test_a_terminal_that_is_closed_stops_the_run_and_takes_its_output(tmp_path):
+    """Two SIGHUP are one: of the terminal and of the shell."""
+    terminal, own = os.openpty()
+    note = tmp_path / "note"
+    process = subprocess.Popen([sys.executable, "-c", ON_A_TERMINAL, str(note)], stdin=own, stdout=own, stderr=own)
+    os.close(own)
+    said = b""
+    while b"ready" not in said:
+        said += os.read(terminal, 1000)
+    os.close(terminal)
+    assert process.wait(timeout=SOON_S) == 0
+    assert note.read_text().startswith("stopped by SIGHUP after step 7, with a checkpoint")
 
 
 def test_after_the_block_the_handlers_are_those_of_before():

@@ -43,7 +43,9 @@ class ReplayJob(Job):
     def __init__(self, config: dict[str, Any]) -> None:
         self.recorder = StepRecorder()
         super().__init__(config)
-        once = CheckpointOptions(every=0, keep_last=1, keep_best=0, keep_every=0, export_every=1, export_dtype="auto")
+        once = CheckpointOptions(
+            every=0, keep_last=1, keep_best=0, keep_every=0, export_every=1, fallback=None, export_dtype="auto"
+        )
         self.run = replace(self.run, checkpoint=once, profile=replace(self.run.profile, steps=[]))
 
     def model_context(self, world: World, loaded: Datasets) -> ModelContext:

@@ -5,9 +5,10 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import torch
@@ -19,61 +20,19 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import record_function
 
 from rft.distributed import World
-from rft.logger.disk import rename, sync
-from rft.logger.history import rank_key
+from rft.logger.disk import HeldFolder, make_folder, rename, sync
 from rft.train.checkpoint.manifest import damage, describe, files_of, read_manifest, write_manifest
-from rft.train.checkpoint.names import checkpoints_in, delete, make_empty, name_of, remove, set_aside, step_of
+from rft.train.checkpoint.names import checkpoints_in, delete, make_empty, name_of, remove, set_aside
 from rft.train.checkpoint.options import CheckpointOptions
-from rft.train.checkpoint.shards import Stager, load_tensors, save_tensors
-from rft.train.checkpoint.tree import join, places, split
+from rft.train.checkpoint.saved_state import STATE, SavedState
+from rft.train.checkpoint.shards import Stager, reason_of, save_tensors
+from rft.train.checkpoint.tree import split
 from rft.train.folder.run_folder import RunFolder
 
 CLOSE_S = 60.0  # seconds that an error of the run waits for a checkpoint that is being written
 LATEST = "latest"
-STATE = "state.json"
 EXPORT_ERRORS = (OSError, SafetensorError)  # a full disk is one of them
 WRITE_ERRORS = (*EXPORT_ERRORS, RuntimeError, CheckpointException)  # or of torch.distributed.checkpoint
-
-
-class SavedState(Mapping[str, Any]):
-    """The state of a checkpoint. To load tensors is a collective.
-
-    Args:
-        folder: of the checkpoint.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._tree: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))
-
-    def __getitem__(self, key: str) -> Any:
-        """A part of the state, its tensors whole and on the CPU."""
-        return self._load(self._tree[key])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tree)
-
-    def __len__(self) -> int:
-        return len(self._tree)
-
-    def keys_of(self, key: str) -> list[str]:
-        """The keys of a part that is a mapping."""
-        return list(self._tree[key])
-
-    def fill(self, key: str, name: str, template: Mapping[str, Any], left_out: tuple[str, ...] = ()) -> Any:
-        """One entry of a part. Tensors are loaded in place into those of a template, where it has them.
-
-        Args:
-            template: a state with the same structure, its tensors spread over the ranks.
-            left_out: keys of the entry that are not loaded.
-        """
-        node = {part: value for part, value in self._tree[key][name].items() if part not in left_out}
-        return self._load(node, template)
-
-    def _load(self, node: Any, template: Any = None) -> Any:
-        tensors = dict(places(node, template))
-        load_tensors(tensors, self.folder)
-        return join(node, tensors)
 
 
 class Checkpoints:
@@ -117,6 +76,9 @@ class Checkpoints:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[str | None] | None = None
         self._written, self._writer = 0, 0  # the step of the last checkpoint, and the thread that writes it
+        self._problem: str | None = None  # why the last checkpoint could not be written
+        self._again: Callable[[], None] | None = None  # writes the last checkpoint again
+        self._held = HeldFolder(run) if world.rank == 0 else None
 
     def due(self, step: int) -> bool:
         """True where a checkpoint is to be written after this step."""
@@ -159,7 +121,7 @@ class Checkpoints:
     def write(
         self,
         step: int,
-        state: dict[str, Any],
+        state: Callable[[], dict[str, Any]],
         save_model: Callable[[Path, torch.dtype | None], None],
         metric: float | None,
         last: bool,
@@ -169,13 +131,30 @@ class Checkpoints:
         What cannot be written is a warning, and the checkpoints before stay.
 
         Args:
+            state: returns the state. A collective.
             save_model: writes the model into a folder, in a dtype or that of its files. A collective.
             metric: the value of the watched metric, where it was measured.
             last: of a stage.
+
+        Raises:
+            ValueError: the run folder has been removed or renamed; says where the checkpoint is instead.
         """
         self.wait()
+        self._written, self._problem = step, None
+        self._again = lambda: self._write(step, state, save_model, metric, last)
+        self._check_folder()
+        self._again()
+
+    def _write(
+        self,
+        step: int,
+        state: Callable[[], dict[str, Any]],
+        save_model: Callable[[Path, torch.dtype | None], None],
+        metric: float | None,
+        last: bool,
+    ) -> None:
         partial = self.folder / f".{name_of(step)}.partial"
-        tree, tensors = split(state)
+        tree, tensors = split(state())
         tensors["step"] = torch.tensor([step])  # so that there is a tensor, and each rank takes part
         problem: str | None = None
         try:
@@ -183,30 +162,33 @@ class Checkpoints:
             if last or self._exports(step):
                 save_model(partial / "actor", self._options.dtype())
         except EXPORT_ERRORS as error:
-            problem = _reason(error)
-        problem = next((text for text in self._world.gather(problem) if text is not None), None)
-        if problem is not None:
-            self._give_up(partial, step, problem)
+            problem = reason_of(error)
+        self._problem = next((text for text in self._world.gather(problem) if text is not None), None)
+        if self._problem is not None:
+            if self._world.rank == 0:
+                shutil.rmtree(partial, ignore_errors=True)
+            self._warn(self._failure(self._problem))
             return
         staged = self._stage(tensors)
         if self._group is None:
             self._group = dist.new_group(backend="gloo")
         facts: dict[str, Any] = {"step": step, "metric": metric, "ranks": self._world.size, "torch": torch.__version__}
+        facts["extra"] = not last and not self.due(step)
         if self._command is not None:
             facts["config"] = self._command.compared()
-        self._written = step
         self._writing = self._thread.submit(self._finish, partial, tree, staged, facts)
 
     def wait(self) -> bool:
         """Waits until the last checkpoint is on the disk. A collective. True unless it could not be written."""
-        if self._writing is None:
-            return True
-        writing, self._writing = self._writing, None
-        with self._world.wait.during(f"the writing of the checkpoint of step {self._written}", self._writer or None):
-            problem = writing.result()
-        if problem is not None:
-            self._warn(problem)
-        return problem is None
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            with self._world.wait.during(
+                f"the writing of the checkpoint of step {self._written}", self._writer or None
+            ):
+                self._problem = writing.result()
+            if self._problem is not None:
+                self._warn(self._failure(self._problem))
+        return self._problem is None
 
     def wait_before(self, step: int, say: Callable[[str], None]) -> dict[str, float]:
         """Waits for the last checkpoint before that of a step. A collective.
@@ -223,20 +205,61 @@ class Checkpoints:
         self.wait()
         return {"time/checkpoint_wait_s": time.perf_counter() - started}
 
-    def end(self) -> None:
+    def end(self, cause: str = "") -> None:
         """Waits until the last checkpoint of the run is on the disk. A collective.
 
+        Args:
+            cause: the error that ends the run; empty if there is none.
+
         Raises:
-            ValueError: it could not be written.
+            ValueError: it could not be written to the run folder; says where it is instead, and the cause.
         """
-        if not self.wait():
-            raise ValueError(
-                "the last checkpoint could not be written; see the warning above, free space on the disk, and run the "
-                "same command again: it continues from the checkpoint before"
+        self.wait()
+        self._check_folder(cause)
+        if self._problem is not None:
+            raise ValueError(self._rescue(cause, self._problem))
+
+    def _check_folder(self, cause: str = "") -> None:
+        """Raises a ValueError where another folder than that of the run, or none, has its name. A collective."""
+        if self._world.decide(lambda: self._held is not None and self._held.moved()):
+            raise ValueError(self._rescue(cause, f"{self.run} was removed or renamed while the run wrote to it"))
+
+    def _rescue(self, cause: str, problem: str) -> str:
+        """Writes the last checkpoint to the folder `fallback`; returns the message of the end. A collective.
+
+        Args:
+            problem: why it is not in the run folder.
+        """
+        folder, fallback, before = self.folder, self._options.fallback, self.latest()
+        message = f"{cause}{'; ' if cause else ''}the last checkpoint could not be written to {folder} ({problem})"
+        reason: str | None = "checkpoint.fallback=null"
+        if fallback is not None and self._again is not None:
+            try:
+                self.folder = self._world.decide(lambda: _new_folder(Path(fallback).expanduser(), self.run.name))
+                self._warn = lambda text: None  # the message of the end has it
+                self._again()
+                reason = None if self.wait() else f"checkpoint.fallback={fallback}: {self._problem}"
+            except OSError as error:
+                reason = f"checkpoint.fallback={fallback}: {reason_of(error)}"
+        if reason is None:
+            saved = self.folder / name_of(self._written)
+            return (
+                f"{message}, and is in {saved} (checkpoint.fallback). Free space on the disk, or restore the run "
+                f"folder; move the checkpoint to {folder}, and run the same command again: it continues from there. Or "
+                f"start from it in another folder: add resume={saved} and output_dir=<folder>"
             )
+        if self._world.rank == 0 and self.folder != folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        start = "from the beginning" if before is None else f"from {before}"
+        return (
+            f"{message}, nor elsewhere ({reason}). Free space on the disk, or set checkpoint.fallback to a folder on "
+            f"another disk, and run the same command again: it continues {start}"
+        )
 
     def close(self) -> None:
         """Lets a checkpoint that is being written get onto the disk after an error of the run, if that is soon."""
+        if self._held is not None:
+            self._held.close()
         self._thread.shutdown(wait=False)
         writing = [] if self._writing is None else [self._writing]
         late = wait(writing, CLOSE_S).not_done  # where another rank, whose part is missing, has ended
@@ -284,14 +307,14 @@ class Checkpoints:
             if rank == 0:
                 (partial / STATE).write_text(json.dumps(tree), encoding="utf-8")
         except WRITE_ERRORS as error:
-            problem = _reason(error)
+            problem = reason_of(error)
         dist.barrier(group)
         try:
             for name in files_of(partial)[rank::size]:
                 sync(partial / name)
                 files[name] = describe(partial / name)
         except OSError as error:
-            problem = problem or _reason(error)
+            problem = problem or reason_of(error)
         found: list[Any] = [None] * size
         dist.all_gather_object(found, (problem, files), group=group)
         problem = next((text for text, _ in found if text is not None), None)
@@ -299,34 +322,31 @@ class Checkpoints:
             try:
                 self._complete(partial, {name: value for _, part in found for name, value in part.items()}, facts)
             except OSError as error:
-                problem = _reason(error)
+                problem = reason_of(error)
         outcome = [problem]
         dist.broadcast_object_list(outcome, src=0, group=group)
         if outcome[0] is None:
             return None
         if rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
-        return self._failure(facts["step"], outcome[0])
+        return str(outcome[0])
 
     def _complete(self, partial: Path, files: dict[str, Any], facts: dict[str, Any]) -> None:
         """Seals the folder, gives it its name, moves `latest` and removes what is not kept."""
         write_manifest(partial, files, facts)
-        final = self.folder / name_of(facts["step"])
+        final = partial.parent / name_of(facts["step"])
         if os.path.lexists(final):
             remove(final)
         rename(partial, final)
         self._link(final)
         self._prune()
 
-    def _give_up(self, partial: Path, step: int, problem: str) -> None:
-        if self._world.rank == 0:
-            shutil.rmtree(partial, ignore_errors=True)
-        self._warn(self._failure(step, problem))
-
-    def _failure(self, step: int, problem: str) -> str:
+    def _failure(self, problem: str) -> str:
         before = self.latest()
         stays = f"{before} stays the newest" if before is not None else "there is none before it"
-        return f"the checkpoint of step {step} could not be written ({problem}); {stays}, and the run continues"
+        return (
+            f"the checkpoint of step {self._written} could not be written ({problem}); {stays}, and the run continues"
+        )
 
     def _clear(self) -> None:
         """Removes what a run that was killed has left of a checkpoint that it wrote or was removing."""
@@ -355,25 +375,17 @@ class Checkpoints:
 
     def _prune(self) -> None:
         """Removes the checkpoints that are not kept; damaged ones are neither counted nor removed."""
-        metrics: dict[Path, float | None] = {}
+        facts: dict[Path, dict[str, Any]] = {}
         for path in checkpoints_in(self.folder):
             try:
-                metrics[path] = read_manifest(path)["metric"]
+                facts[path] = read_manifest(path)
             except ValueError:
                 continue
-        options, steps = self._options, list(metrics)
-        ranked = {path: rank_key(self._watched, value) for path, value in metrics.items() if value is not None}
-        measured = sorted(ranked, key=lambda path: (ranked[path], path.name))
-        kept = {*steps[-max(1, options.keep_last) :], *measured[max(0, len(measured) - options.keep_best) :]}
-        for path in steps:
-            multiple = options.keep_every > 0 and step_of(path) % options.keep_every == 0
-            if path not in kept and not multiple:
-                remove(path)
+        kept = self._options.kept(facts, self._watched)
+        for path in facts.keys() - kept:
+            remove(path)
 
 
-def _reason(error: BaseException) -> str:
-    """The first line of an error; of torch.distributed.checkpoint that of the rank that failed."""
-    if isinstance(error, CheckpointException):
-        rank, (cause, _) = next(iter(error.failures.items()))
-        return f"rank {rank}: {_reason(cause)}"
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def _new_folder(parent: Path, name: str) -> Path:
+    make_folder(parent)
+    return Path(mkdtemp(prefix=f"{name}-", dir=parent))

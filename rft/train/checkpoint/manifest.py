@@ -56,6 +56,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{MANIFEST} cannot be read") from error
     if not whole:
         raise ValueError(f"{MANIFEST} has changed since it was written")
+    if missing := [key for key in ("step", "metric", "files") if key not in content]:
+        raise ValueError(f"{MANIFEST} has no key {missing[0]!r}: another version wrote it")
     return content
 
 

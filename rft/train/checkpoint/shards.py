@@ -9,6 +9,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
+from torch.distributed.checkpoint.api import CheckpointException
 
 FILE_BYTES = 2**28
 
@@ -80,3 +81,11 @@ def load_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # in scripts
             dcp.load(dict(tensors), storage_reader=reader, no_dist=not dist.is_initialized())
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of an error; of torch.distributed.checkpoint that of the rank that failed."""
+    if isinstance(error, CheckpointException):
+        rank, (cause, _) = next(iter(error.failures.items()))
+        return f"rank {rank}: {reason_of(cause)}"
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

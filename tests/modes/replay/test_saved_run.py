@@ -26,7 +26,7 @@ def run(tmp_path):
         folder = tmp_path / "checkpoints" / f"step_{step:08d}"
         folder.mkdir(parents=True)
         (folder / "state.json").write_text("{}")
-        write_manifest(folder, {"state.json": describe(folder / "state.json")}, {"step": step})
+        write_manifest(folder, {"state.json": describe(folder / "state.json")}, {"step": step, "metric": None})
     return SavedRun(tmp_path, CONFIG)
 
 

@@ -21,7 +21,9 @@ from rft.train.checkpoint.checkpoints import Checkpoints
 from rft.train.checkpoint.options import CheckpointOptions
 
 CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.symlink", "os.truncate"}
-OPTIONS = CheckpointOptions(every=1, keep_last=2, keep_best=0, keep_every=0, export_every=1, export_dtype="auto")
+OPTIONS = CheckpointOptions(
+    every=1, keep_last=2, keep_best=0, keep_every=0, export_every=1, fallback=None, export_dtype="auto"
+)
 
 
 def save_model(folder: Path, _: torch.dtype | None) -> None:
@@ -33,7 +35,7 @@ def save_model(folder: Path, _: torch.dtype | None) -> None:
 
 def write(checkpoints: Checkpoints, step: int) -> None:
     """Writes the checkpoint of a step, until it is on the disk."""
-    checkpoints.write(step, {"step": step, "w": torch.full((3,), float(step))}, save_model, None, False)
+    checkpoints.write(step, lambda: {"step": step, "w": torch.full((3,), float(step))}, save_model, None, False)
     assert checkpoints.wait()
 
 

@@ -27,9 +27,19 @@ def checkpoints():
     world = start("cpu")
 
     def make(
-        run, every=1, keep_last=2, keep_best=0, keep_every=0, export_every=1, watched=ACCURACY, source=None, seed=0
+        run,
+        every=1,
+        keep_last=2,
+        keep_best=0,
+        keep_every=0,
+        export_every=1,
+        fallback=None,
+        watched=ACCURACY,
+        source=None,
+        seed=0,
     ):
-        options = CheckpointOptions(every, keep_last, keep_best, keep_every, export_every, "auto")
+        run.mkdir(exist_ok=True)
+        options = CheckpointOptions(every, keep_last, keep_best, keep_every, export_every, fallback, "auto")
         command = RunCommand(run, {"seed": seed, "actor": {"lr": 1e-6}, "logger": f"of {seed}"}, 3, frozenset())
         chosen = RunFolder(run, [], source, command)
         made = Checkpoints(run, options, world, watched, lambda text: made.warnings.append(text), chosen)
@@ -45,7 +55,7 @@ def save_model(folder, _=None):
 
 
 def write(saved, step, metric=None, last=False):
-    saved.write(step, {"step": step, "w": torch.full((3,), float(step))}, save_model, metric, last)
+    saved.write(step, lambda: {"step": step, "w": torch.full((3,), float(step))}, save_model, metric, last)
     assert saved.wait()
 
 
@@ -71,7 +81,7 @@ def test_nothing_to_go_on_from(tmp_path, checkpoints):
 def test_what_is_written_is_read(tmp_path, checkpoints):
     saved = checkpoints(tmp_path)
     state = {"step": 10, "actors": {"actor": {"network": {"w": torch.arange(3.0)}, "optimizer": {"m": torch.ones(2)}}}}
-    saved.write(10, state | {"sources": [{"position": 7, "row": (1, torch.eye(2))}]}, save_model, 0.25, False)
+    saved.write(10, lambda: state | {"sources": [{"position": 7, "row": (1, torch.eye(2))}]}, save_model, 0.25, False)
     state["actors"]["actor"]["network"]["w"].zero_()  # the run goes on while the thread writes
     assert saved.wait()
     folder = tmp_path / "checkpoints" / "step_00000010"
@@ -184,10 +194,10 @@ def test_a_write_that_fails_is_a_warning_and_the_checkpoint_before_stays(tmp_pat
     for part in ("save_tensors", "describe", "write_manifest"):
         with monkeypatch.context() as patch:
             patch.setattr(module, part, full)
-            saved.write(20, {"step": 20}, save_model, None, False)
+            saved.write(20, lambda: {"step": 20}, save_model, None, False)
             assert not saved.wait()
-    saved.write(20, {"step": 20}, full, None, False)
-    assert saved.wait(), "a warning is not repeated"
+    saved.write(20, lambda: {"step": 20}, full, None, False)
+    assert not saved.wait() and not saved.wait(), "a warning is not repeated"
     assert len(saved.warnings) == 4 and all(
         text.startswith("the checkpoint of step 20 could not be written ([Errno 28] No space left on device); ")
         and text.endswith("step_00000010 stays the newest, and the run continues")
@@ -204,9 +214,11 @@ def test_a_write_that_fails_is_a_warning_and_the_checkpoint_before_stays(tmp_pat
 def test_the_end_of_a_run_needs_its_last_checkpoint(tmp_path, checkpoints, monkeypatch):
     saved = checkpoints(tmp_path)
     monkeypatch.setattr(module, "write_manifest", lambda *_: (_ for _ in ()).throw(OSError("full")))
-    saved.write(20, {"step": 20}, save_model, None, True)
-    with pytest.raises(ValueError, match="the last checkpoint could not be written"):
-        saved.end()
+    saved.write(20, lambda: {"step": 20}, save_model, None, True)
+    with pytest.raises(
+        ValueError, match=r"^the canary; the last checkpoint could not be written to .*checkpoints \(full"
+    ):
+        saved.end("the canary")
 
 
 def test_the_run_continues_while_a_checkpoint_is_written_and_the_next_one_waits(tmp_path, checkpoints, monkeypatch):
@@ -219,11 +231,13 @@ def test_the_run_continues_while_a_checkpoint_is_written_and_the_next_one_waits(
         whole(*given)
 
     monkeypatch.setattr(module, "write_manifest", slow)
-    saved.write(1, {"step": 1}, save_model, None, False)
+    saved.write(1, lambda: {"step": 1}, save_model, None, False)
     order.append("the run continues")
     assert steps(tmp_path) == []
     threading.Timer(0.2, may_end.set).start()
-    saved.write(2, {"step": 2}, lambda folder, _: (order.append("the next one"), save_model(folder)), None, False)
+    saved.write(
+        2, lambda: {"step": 2}, lambda folder, _: (order.append("the next one"), save_model(folder)), None, False
+    )
     assert order == ["the run continues", "written", "the next one"] and steps(tmp_path) == [1]
     assert saved.wait() and steps(tmp_path) == [1, 2]
 
@@ -231,7 +245,7 @@ def test_the_run_continues_while_a_checkpoint_is_written_and_the_next_one_waits(
 def test_after_an_error_of_the_run_a_checkpoint_is_still_written(tmp_path, checkpoints, monkeypatch):
     saved, whole = checkpoints(tmp_path), module.write_manifest
     monkeypatch.setattr(module, "write_manifest", lambda *given: (time.sleep(0.3), whole(*given)))
-    saved.write(1, {"step": 1}, save_model, None, False)
+    saved.write(1, lambda: {"step": 1}, save_model, None, False)
     saved.close()
     assert newest(checkpoints(tmp_path)) == 1
 
@@ -267,15 +281,26 @@ def test_a_resumed_run_exports_the_models_of_an_uninterrupted_one(tmp_path, chec
             saved = checkpoints(tmp_path, every=2, keep_last=12, export_every=2)
         if saved.due(step) or step == stopped:
             write(saved, step)
-    assert stopped in steps(tmp_path) and exported(tmp_path) == [4, 8, 12]
+            assert steps(tmp_path)[-1] == step
+    assert exported(tmp_path) == [4, 8, 12]
 
 
 def test_each_checkpoint_has_the_model_if_all_are_exported(tmp_path, checkpoints):
-    for run, every in ((tmp_path / "steps", 2), (tmp_path / "stages", 0)):
+    for run, every, expected in ((tmp_path / "steps", 2, [2, 3]), (tmp_path / "stages", 0, [3])):
         saved = checkpoints(run, every=every, keep_last=9)
         for step in (2, 3):
             write(saved, step)
-        assert exported(run) == [2, 3]
+        assert exported(run) == expected
+
+
+def test_a_checkpoint_that_only_a_stop_has_written_takes_the_place_of_no_other(tmp_path, checkpoints):
+    """It stays while it is the newest."""
+    saved = checkpoints(tmp_path, every=2, keep_last=2)
+    for step, expected in ((2, [2]), (4, [2, 4]), (5, [2, 4, 5]), (6, [4, 6]), (7, [4, 6, 7]), (8, [6, 8])):
+        write(saved, step)
+        assert steps(tmp_path) == expected
+    write(saved, 9, last=True)
+    assert steps(tmp_path) == [8, 9], "the end of a stage is no stop"
 
 
 def test_multiples_stay(tmp_path, checkpoints):
@@ -364,5 +389,5 @@ def test_the_checkpoint_of_another_run_is_read_until_there_is_one_of_its_own(tmp
 def test_the_same_step_is_written_anew(tmp_path, checkpoints):
     saved = checkpoints(tmp_path)
     write(saved, 1)
-    saved.write(1, {"step": 1, "again": True}, save_model, None, False)
+    saved.write(1, lambda: {"step": 1, "again": True}, save_model, None, False)
     assert saved.wait() and saved.read()["again"] is True

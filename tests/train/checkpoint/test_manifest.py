@@ -7,6 +7,8 @@ import pytest
 from rft.setup.assembly import Job
 from rft.train.checkpoint.manifest import MANIFEST, damage, describe, files_of, read_manifest, write_manifest
 
+FACTS = {"step": 3, "metric": None}
+
 
 @pytest.fixture
 def sealed(tmp_path):
@@ -14,7 +16,7 @@ def sealed(tmp_path):
     (tmp_path / "actor").mkdir()
     for name, content in {"a.bin": bytes(range(256)), "actor/b.txt": b"text\n", "empty": b""}.items():
         (tmp_path / name).write_bytes(content)
-    write_manifest(tmp_path, {name: describe(tmp_path / name) for name in files_of(tmp_path)}, {"step": 3})
+    write_manifest(tmp_path, {name: describe(tmp_path / name) for name in files_of(tmp_path)}, FACTS)
     return tmp_path
 
 
@@ -64,6 +66,12 @@ def test_every_changed_byte_of_a_checkpoint_of_a_run_is_found(tiny, tmp_path):
 def test_what_is_wrong_is_named(sealed, change, problem):
     change(sealed)
     assert damage(sealed).startswith(problem)
+
+
+def test_a_manifest_of_another_version_is_named(sealed):
+    """Its hash is right, and it lacks a key."""
+    write_manifest(sealed, {}, {"step": 3})
+    assert damage(sealed) == f"{MANIFEST} has no key 'metric': another version wrote it"
 
 
 def test_a_file_beside_those_of_the_checkpoint_is_no_damage(sealed):

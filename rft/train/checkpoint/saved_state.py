@@ -1,0 +1,82 @@
+"""The state of a checkpoint as a resumed run reads it."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from torch.distributed.checkpoint.api import CheckpointException
+
+from rft.errors import describe
+from rft.train.checkpoint.shards import load_tensors, reason_of
+from rft.train.checkpoint.tree import join, places
+
+STATE = "state.json"
+# What a state raises that lacks a part, or has another one than the program reads.
+CONTENT_ERRORS = (LookupError, TypeError, AttributeError, AssertionError, json.JSONDecodeError, UnicodeDecodeError,
+                  CheckpointException, SafetensorError)  # fmt: skip
+
+
+class SavedState(Mapping[str, Any]):
+    """The state of a checkpoint. To load tensors is a collective.
+
+    Args:
+        folder: of the checkpoint.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with self.reading():
+            self._tree: dict[str, Any] = dict(json.loads((folder / STATE).read_text(encoding="utf-8")))
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """The block reads the state or takes it over.
+
+        Raises:
+            ValueError: an error of the block says that a part of the state is missing or not as the program reads it;
+                names the checkpoint.
+        """
+        try:
+            yield
+        except CONTENT_ERRORS as error:
+            reason = reason_of(error) if isinstance(error, CheckpointException) else describe(error, __file__)
+            raise ValueError(
+                f"the checkpoint {self.folder} has another content than this program reads, although its hashes are "
+                f"right: it was edited, or another version wrote it ({reason}). Continue with that "
+                "version, or start from another checkpoint with resume=<path>, or from the beginning with resume=never"
+            ) from error
+
+    def __getitem__(self, key: str) -> Any:
+        """A part of the state, its tensors whole and on the CPU."""
+        with self.reading():
+            return self._load(self._tree[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tree)
+
+    def __len__(self) -> int:
+        return len(self._tree)
+
+    def keys_of(self, key: str) -> list[str]:
+        """The keys of a part that is a mapping."""
+        with self.reading():
+            return list(self._tree[key])
+
+    def fill(self, key: str, name: str, template: Mapping[str, Any], left_out: tuple[str, ...] = ()) -> Any:
+        """One entry of a part. Tensors are loaded in place into those of a template, where it has them.
+
+        Args:
+            template: a state with the same structure, its tensors spread over the ranks.
+            left_out: keys of the entry that are not loaded.
+        """
+        with self.reading():
+            node = {part: value for part, value in self._tree[key][name].items() if part not in left_out}
+            return self._load(node, template)
+
+    def _load(self, node: Any, template: Any = None) -> Any:
+        tensors = dict(places(node, template))
+        load_tensors(tensors, self.folder)
+        return join(node, tensors)
