@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.batch.columns import fields
-from rft.batch.entries import EPISODE, UNSCORED
+from rft.batch.entries import EPISODE, UNSCORED, UNSCORED_FIELD
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Scores:
         row["scores"] = self.total[number]
         row["terms"] = {name: values[number] for name, values in self.terms.items()}
         if self.unscored[number]:
-            row["fields"] = row["fields"] | {UNSCORED: self.unscored[number]}
+            row["fields"] = row["fields"] | {UNSCORED_FIELD: self.unscored[number]}
 
 
 class Scoring(ABC):
@@ -142,7 +142,7 @@ def count_unscored(batch: TensorDict) -> Counter[str]:
     """
     found = Counter({UNSCORED: int(batch["scores"].isnan().sum())})
     for row in fields(batch):
-        for term, reason in row.get(UNSCORED, {}).items():
+        for term, reason in row.get(UNSCORED_FIELD, {}).items():
             found.update([f"{term}/{UNSCORED}", f"{term}/{UNSCORED}/{spell_reason(reason)}"])
     return +found
 

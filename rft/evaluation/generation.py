@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from rft.batch.entries import EPISODE, PROMPT_OPENS, UNSCORED
+from rft.batch.entries import EPISODE, EPISODE_FIELD, PROMPT_OPENS, UNSCORED
 from rft.batch.scores import mean_of_scored, number_or_none
 from rft.batch.trajectory import Trajectory
 from rft.data.rows.lazy import Rows
@@ -178,7 +178,7 @@ def split_answers(
     for group, counts in zip(texts, tokens, strict=True):
         part = slice(start, start + len(group))
         values = {name: column[part].tolist() for name, column in terms.items()}
-        episode, opens = answered[start].get(EPISODE), [row.get(PROMPT_OPENS) for row in answered[part]]
+        episode, opens = answered[start].get(EPISODE_FIELD), [row.get(PROMPT_OPENS) for row in answered[part]]
         found.append(PromptAnswers(group, counts, extracted[part], right[part], values, episode, opens))
         start = part.stop
     return found

@@ -17,11 +17,10 @@ from rft.reward.runners import InlineRunner, LoopRunner, Outcomes, Runner, Threa
 from rft.reward.sandbox.options import WorkerOptions
 from rft.reward.sandbox.workers.pool import IsolatedPool, IsolatedTerm
 from rft.reward.services.hosted import HostedTerm, HostOptions
-from rft.reward.term import Term, Unscored
+from rft.reward.term import LARGEST_SCORE, Term, Unscored
 from rft.reward.thought import Reading, ReadingOptions, split_node
 from rft.reward.workers import WorkerPool
 
-LARGEST_SCORE = 1e15  # the sum of the squares of a hundred million such scores is a float32 number
 Score = Annotated[float, Range(low=-LARGEST_SCORE, high=LARGEST_SCORE)]
 Failed = Literal["drop_row", "drop_group", "stop"] | Score
 Job = tuple[int, str, Mapping[str, Any]]  # the number of a response, the response, and the row that it answers

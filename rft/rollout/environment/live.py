@@ -6,6 +6,7 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from rft.batch.entries import own_copy
 from rft.data.tool_calls import ToolCall
 from rft.rollout.environment.call_format import CallNotices
 from rft.rollout.environment.calls import CallFailed
@@ -278,5 +279,5 @@ def _observation(method: str, found: Any) -> str | Messages | None:
     if found is None or isinstance(found, str):
         return found
     if isinstance(found, list) and all(isinstance(part, Mapping) and {"role", "content"} <= {*part} for part in found):
-        return [dict(message) for message in found]
+        return [own_copy(dict(message)) for message in found]
     raise EnvironmentFailed(f"{method}: it returned {found!r:.80}, neither text, chat messages nor None")

@@ -1,0 +1,55 @@
+"""Whole runs whose data and functions bring names and texts that the run itself uses, or that a terminal interprets."""
+
+import json
+
+import pytest
+
+from rft.setup.assembly import Job
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+FIELDS = {
+    "unscored": {"function": "because"},
+    "episode": 5,
+    "text": "own",
+    "finish_reason": "own",
+    "scores": 1,
+    "set": 2,
+}
+REWARD = """
+def reward(response, row):
+    return float(row["episode"] == 5) + row["unscored"]["function"].count("because")
+"""
+SIZES = ("warmup=none", "steps=2", "eval.every=2", "trajectories.every=1", "+reward.terms.function.weight=1.0",
+         "reward.accuracy=function", "reward.terms.format.weight=0", "reward.terms.exact_match.weight=0")  # fmt: skip
+
+
+@pytest.fixture
+def run(tiny, tmp_path):
+    """Runs GRPO with a reward function and rows; returns the lines of its metrics, of its texts, and its folder."""
+
+    def fit(code, rows, *overrides, held_out="heldout"):
+        (tmp_path / "rewards.py").write_text(code)
+        nodes = {}
+        for name, part in (("train", rows[4:]), ("eval", rows[:4])):
+            file = tmp_path / f"{name}.jsonl"
+            file.write_text("".join(json.dumps(row) + "\n" for row in part))
+            nodes[name] = {"_target_": "rft.data.rows.sources.FileRows", "path": str(file), "columns": {}}
+            nodes[name] |= {"schema": None, "limit": None}
+        config = tiny(*SIZES, f"+reward.terms.function.function={tmp_path / 'rewards.py'}:reward", *overrides)
+        config["data"] |= {"train": nodes["train"], "eval": {held_out: nodes["eval"]}}
+        Job(config).fit("")
+        folder = tmp_path / "run"
+        texts = [json.loads(line) for file in sorted(folder.glob("trajectories/*")) for line in file.open()]
+        return [json.loads(line) for line in (folder / "metrics.jsonl").open()], texts, folder
+
+    return fit
+
+
+def test_fields_of_the_data_that_the_run_has_too_are_those_of_the_functions(run):
+    rows = [{"prompt": f"{number}=", "answer": f"{number}", **FIELDS} for number in range(12)]
+    numbers, texts, folder = run(REWARD, rows)
+    assert [row["reward/mean"] for row in numbers if "reward/mean" in row] == [2.0, 2.0]
+    assert not any("unscored" in name for row in numbers for name in row)
+    assert {"train", "eval/heldout"} == {row["set"] for row in texts}
+    assert not any(row.keys() & {*FIELDS} - {"set"} for row in texts), "no field of the data"
+    assert (folder / "report.html").is_file() and (folder / "result.json").is_file()
