@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rft.batch.columns import fields
 from rft.batch.entries import EPISODE, UNSCORED, UNSCORED_FIELD
+from rft.sanitize import LONGEST_NAME, OTHER
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,8 @@ def count_unscored(batch: TensorDict) -> Counter[str]:
 
 def spell_reason(reason: str) -> str:
     """A reason as a part of a metric's name: what stands before its first colon, in letters, digits and `_`."""
-    return "_".join("".join(letter if letter.isalnum() else " " for letter in reason.partition(":")[0]).split())
+    words = "".join(letter if letter.isalnum() else " " for letter in reason.partition(":")[0])
+    return "_".join(words[:LONGEST_NAME].split()) or OTHER
 
 
 def number_or_none(value: float) -> float | None:

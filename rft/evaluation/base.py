@@ -15,6 +15,7 @@ from rft.data.rows.lazy import Rows
 from rft.distributed import World
 from rft.evaluation.estimators import with_error
 from rft.reward.route import SOURCE
+from rft.sanitize import OTHER, Names
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 Texts = dict[str, list[dict[str, Any]]]  # what was evaluated, for people to read, by the name of the set
@@ -79,7 +80,8 @@ class SetResult(ABC):
 
     def by_source(self) -> dict[str, dict[str, list[float]]]:
         """The values on the whole set under the name "", and on each of its data sources if it has several."""
-        sources = [str(row.get(SOURCE, "other")) for row in self.rows]
+        names = Names(f"the field {SOURCE!r}")
+        sources = [names.spell(str(row.get(SOURCE, OTHER))) or OTHER for row in self.rows]
         found = {"": self.values(range(len(sources)))}
         for source in sorted(set(sources)) if len(set(sources)) > 1 else ():
             found[source] = self.values([index for index, other in enumerate(sources) if other == source])

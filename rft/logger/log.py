@@ -31,6 +31,7 @@ from rft.logger.history import (
 )
 from rft.logger.media import MediaFile, media_files
 from rft.logger.redact import redact
+from rft.sanitize import printable
 
 Store = Callable[[Mapping[str, Any], Path, Path], dict[str, Any]]  # a row, the run folder, that of the file
 
@@ -167,7 +168,7 @@ class RunLog:
 
     def warning(self, text: str) -> None:
         """Prints a line in red, and adds it to the file from which the report takes it."""
-        text = redact(text)
+        text = printable(redact(text))
         self.console.warning(text)
         with (self.run / WARNINGS).open("a", encoding="utf-8") as file:
             file.write(f"{text}\n")

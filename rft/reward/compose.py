@@ -27,6 +27,7 @@ from rft.reward.term import (
     number_of,
 )
 from rft.reward.thought import ReadingOptions
+from rft.sanitize import check_metric_name
 from rft.strategy.base import Strategy
 
 OWN = ("weight", "call", "gate", "clip")  # keys of a term that are not its options
@@ -308,12 +309,12 @@ class SumScoring(Scoring):
             for place, value in enumerate(values):
                 if isinstance(value, Unscored):
                     number = places[name][place]
-                    unscored[number][name] = value.reason
+                    unscored[number][name] = term.caller.reason(value)
                     whole_group[number] |= failed == "drop_group" and term.weight != 0
                     known[place] = failed if isinstance(failed, float) else torch.nan
             raw[name] = torch.full((len(responses),), torch.nan)
             raw[name][places[name]] = known
-            for other, column in further_numbers(outcomes).items():
+            for other, column in further_numbers(outcomes, term.caller.numbers).items():
                 numbers[f"{name}/{other}"] = torch.full((len(responses),), torch.nan)
                 numbers[f"{name}/{other}"][places[name]] = torch.tensor(column)
         return Scores(self._total(raw, places, responses), raw, unscored, whole_group, numbers)
@@ -340,6 +341,7 @@ def _term(
     name: str, node: Mapping[str, Any], call: CallOptions, reading: ReadingOptions, terms: Mapping[str, Any]
 ) -> WeightedTerm:
     key = f"reward.terms.{name}"
+    check_metric_name(name, key)
     options = {option: value for option, value in node.items() if option not in OWN}
     caller = Caller(name, options, convert(node.get("call", {}), dict, f"{key}.call"), call, reading)
     gate = convert(node.get("gate"), str | None, f"{key}.gate")

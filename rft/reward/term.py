@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rft.batch.entries import row_of_user
+from rft.sanitize import Names
 
 if TYPE_CHECKING:  # worker processes start without torch
     import torch
@@ -154,14 +155,20 @@ def number_of(outcome: Any) -> Any:
     return outcome["score"] if isinstance(outcome, Mapping) and "score" in outcome else outcome
 
 
-def further_numbers(outcomes: Sequence[Any]) -> dict[str, list[float]]:
+def further_numbers(outcomes: Sequence[Any], names: Names) -> dict[str, list[float]]:
     """The numbers beside `score` in the mappings that a term returned for N responses, by name, N each; NaN where there
-    is none."""
+    is none.
+
+    Args:
+        names: of the term, as metrics have them.
+    """
     found: dict[str, list[float]] = {}
     for number, outcome in enumerate(outcomes):
         for name, value in outcome.items() if isinstance(outcome, Mapping) else ():
-            if name != "score" and (known := as_number(value)) is not None:
-                found.setdefault(str(name), [math.nan] * len(outcomes))[number] = known
+            if name == "score" or (known := as_number(value)) is None:
+                continue
+            if (spelled := names.spell(name)) is not None:
+                found.setdefault(spelled, [math.nan] * len(outcomes))[number] = known
     return found
 
 

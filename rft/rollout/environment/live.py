@@ -13,6 +13,7 @@ from rft.rollout.environment.calls import CallFailed
 from rft.rollout.environment.contract import FIELD, EnvironmentClass, checked_reward, checked_step, refuse_arguments
 from rft.rollout.environment.fork_server import as_text
 from rft.rollout.environment.instance import Instance
+from rft.sanitize import one_line
 
 Messages = list[dict[str, Any]]
 T = TypeVar("T")
@@ -234,7 +235,7 @@ class LiveEnvironment:
             async with asyncio.timeout(max_seconds) as deadline:
                 reward = await episode
         except EnvironmentFailed as error:
-            failed = str(error)
+            failed = one_line(str(error))
         except TimeoutError:
             if not deadline.expired():
                 raise
@@ -242,7 +243,7 @@ class LiveEnvironment:
         try:
             await self.close()
         except EnvironmentFailed as error:
-            failed = failed or str(error)
+            failed = failed or one_line(str(error))
         return reward, failed
 
     async def close(self) -> None:
