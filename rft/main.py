@@ -28,6 +28,7 @@ from rft.errors import Problems, Stopped, report_to_torchrun
 from rft.logger.redact import redact, redact_log_records, resolve
 from rft.modes import find_mode
 from rft.registry import did_you_mean
+from rft.sanitize import printable
 from rft.setup.renamed import elsewhere, renamed_group, renamed_key, renamed_option
 from rft.setup.yaml_errors import YAML_ERRORS, broken_yaml
 
@@ -65,7 +66,7 @@ def run_job(config: DictConfig) -> float:
             check_recipe(recipe)
     plain = resolve(config)
     redact_log_records()
-    console = Console(quiet=os.environ.get("RANK", "0") != "0")
+    console = Console(quiet=os.environ.get("RANK", "0") != "0", markup=False)
     mode = find_mode(plain["mode"])
     from rft.train.folder.settled import settle  # imports torch
 
@@ -109,14 +110,13 @@ def main() -> None:
         if isinstance(bug := sys.exception(), Exception):
             report_to_torchrun(redact(f"{type(bug).__name__}: {bug}"), late=False)
     if error is not None:
-        report_to_torchrun(redact(explain(error)), late=type(error).__name__ == "PeerError")
+        text = printable(redact(explain(error)))
+        report_to_torchrun(text, late=type(error).__name__ == "PeerError")
         if full_error:
             raise error
         rank = os.environ.get("RANK")
         where = f"rank {rank}: " if rank is not None else ""
-        message = Text.assemble(
-            (f"{where}error:", "bold red"), f" {redact(explain(error))}"
-        )  # no markup: it has brackets
+        message = Text.assemble((f"{where}error:", "bold red"), f" {text}")  # no markup: it has brackets
         Console(stderr=True, soft_wrap=True).print(message)
         sys.exit(1)
     if "RANK" in os.environ:

@@ -37,6 +37,7 @@ ROOT_MODULES = (
     "metrics",
     "distributed",
     "stateful",
+    "sanitize",
 )  # modules of the root that everything may import
 LINES, FILES = 400, 13
 BACKENDS = re.compile(r"vllm|sglang|fsdp", re.IGNORECASE)

@@ -22,7 +22,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 import rft
-from tests.hydra_cache import read_once
+from tests.setup.hydra_cache import read_once
 
 if "RFT_CACHE" not in os.environ:  # no test finds what another session has counted, and none writes to a home
     os.environ["RFT_CACHE"] = tempfile.mkdtemp(prefix="rft-cache-")

@@ -12,7 +12,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.batch.columns import fields
-from rft.batch.entries import EPISODE, UNSCORED
+from rft.batch.entries import EPISODE, UNSCORED, UNSCORED_FIELD
+from rft.sanitize import LONGEST_NAME, OTHER
 
 ACCURACY = "acc"  # the further number of a term that is the accuracy of a response
 
@@ -99,7 +100,7 @@ class Scores:
         row["scores"] = self.total[number]
         row["terms"] = {name: values[number] for name, values in self.terms.items()}
         if self.unscored[number]:
-            row["fields"] = row["fields"] | {UNSCORED: self.unscored[number]}
+            row["fields"] = row["fields"] | {UNSCORED_FIELD: self.unscored[number]}
 
 
 class Scoring(ABC):
@@ -171,14 +172,15 @@ def count_unscored(batch: TensorDict) -> Counter[str]:
     """
     found = Counter({UNSCORED: int(batch["scores"].isnan().sum())})
     for row in fields(batch):
-        for term, reason in row.get(UNSCORED, {}).items():
+        for term, reason in row.get(UNSCORED_FIELD, {}).items():
             found.update([f"{term}/{UNSCORED}", f"{term}/{UNSCORED}/{spell_reason(reason)}"])
     return +found
 
 
 def spell_reason(reason: str) -> str:
     """A reason as a part of a metric's name: what stands before its first colon, in letters, digits and `_`."""
-    return "_".join("".join(letter if letter.isalnum() else " " for letter in reason.partition(":")[0]).split())
+    words = "".join(letter if letter.isalnum() else " " for letter in reason.partition(":")[0])
+    return "_".join(words[:LONGEST_NAME].split()) or OTHER
 
 
 def number_or_none(value: float) -> float | None:

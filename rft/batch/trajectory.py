@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from rft.batch.encoded import as_encoded
-from rft.batch.entries import EPISODE, PROMPT_OPENS
+from rft.batch.entries import EPISODE_FIELD, PROMPT_OPENS
 from rft.batch.media import join_media
 from rft.batch.turn_columns import turn_column
 
@@ -88,9 +88,9 @@ class Trajectory:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What rewards and logs read: the row of the data set, the field `episode` where there is one, and the field
-        `prompt_opens` where the prompt of the text ends in a thought."""
-        found: dict[str, Any] = {} if self.episode is None else {EPISODE: self.episode}
+        """What rewards and logs read: the row of the data set, the entry `EPISODE_FIELD` where there is an episode, and
+        `PROMPT_OPENS` where the prompt of the text ends in a thought."""
+        found: dict[str, Any] = {} if self.episode is None else {EPISODE_FIELD: self.episode}
         if self.finish is not None and self.finish.prompt_opens is not None:
             found[PROMPT_OPENS] = self.finish.prompt_opens
         return self.row | found if found else self.row

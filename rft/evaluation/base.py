@@ -15,6 +15,7 @@ from rft.data.rows.lazy import Rows
 from rft.distributed import World
 from rft.evaluation.estimators import with_error
 from rft.reward.route import SOURCE
+from rft.sanitize import OTHER, Names
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 EVALUATED = "eval/"  # metrics of evaluations begin with it
@@ -84,7 +85,8 @@ class SetResult(ABC):
 
         A further number of a term, `<term>/<name>`, is left out of the whole set if a source has the term's name.
         """
-        sources = [str(row.get(SOURCE, "other")) for row in self.rows]
+        names = Names(f"the field {SOURCE!r}")
+        sources = [names.spell(str(row.get(SOURCE, OTHER))) or OTHER for row in self.rows]
         several = sorted(set(sources)) if len(set(sources)) > 1 else []
         whole = self.values(range(len(sources)))
         found = {"": {name: values for name, values in whole.items() if name.rpartition("/")[0] not in several}}

@@ -1,14 +1,12 @@
 """Held-out prompts that the model answers: greedy accuracy, mean of n samples, unbiased pass@k and maj@k."""
 
-import functools
 import itertools
-import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rft.batch.entries import EPISODE, PROMPT_OPENS, UNSCORED
+from rft.batch.entries import EPISODE, EPISODE_FIELD, PROMPT_OPENS, UNSCORED
 from rft.batch.scores import ACCURACY, Scores, mean_of_scored, number_or_none
 from rft.batch.trajectory import Trajectory
 from rft.data.rows.lazy import Rows
@@ -20,6 +18,7 @@ from rft.rollout.answerer import Answerer
 from rft.rollout.engine.base import row_seed
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.environment.record import failure_of
+from rft.sanitize import warn_once
 
 NAN = math.nan  # of a prompt with too few scored answers; it is in no mean
 
@@ -200,7 +199,7 @@ def split_answers(
                 scores=values[part].tolist(),
                 terms={name: column[part].tolist() for name, column in scores.terms.items()},
                 numbers={name: column[part].tolist() for name, column in scores.numbers.items()},
-                episode=answered[start].get(EPISODE),
+                episode=answered[start].get(EPISODE_FIELD),
                 prompt_opens=[row.get(PROMPT_OPENS) for row in answered[part]],
             )
         )
@@ -220,23 +219,17 @@ def results_of(
     prompts = [prompt for one in answered.values() for prompt in (*one.greedy, *one.samples)]
     outside = [value for prompt in prompts for value in prompt.right if value < 0 or value > 1]
     if outside and world.rank == 0:
-        log_no_accuracy(accuracy, outside[0])
+        warn_once(
+            f"reward.accuracy={accuracy}: the value {outside[0]:g} is no accuracy, which is from 0 to 1, so evaluations "
+            "report eval/<set>/score, the mean of these values; for an accuracy return {score, acc} from the function, or "
+            "name another term"
+        )
     return {
         name: GenerationResult(
             one.rows, one.greedy, one.samples, prompt_metrics(one, accuracy, not outside, pass_k, maj_k)
         )
         for name, one in answered.items()
     }
-
-
-@functools.cache
-def log_no_accuracy(accuracy: str, value: float) -> None:
-    """Logs once that the values of this term are no accuracies, with one of them."""
-    logging.getLogger(__name__).warning(
-        "reward.accuracy=%s: the value %g is no accuracy, which is from 0 to 1, so the evaluation reports "
-        "eval/<set>/score, the mean of these values; for an accuracy return {score, acc} from the function, or name "
-        "another term", accuracy, value,
-    )  # fmt: skip
 
 
 def prompt_metrics(

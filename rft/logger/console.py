@@ -31,6 +31,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rft.logger.history import STDERR, History, MetricSummary, duration, short
+from rft.sanitize import printable
 
 SHOWN = (
     "eval/",
@@ -120,13 +121,13 @@ class RunConsole:
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(file=cast(TextIO, Output(sys.stdout)))
+        self.console = console or Console(file=cast(TextIO, Output(sys.stdout)), markup=False)
         self._values: dict[str, deque[float]] = {}
         self._stage: _StageProgress | None = None
         self._live: Live | None = None
         self._diverted: list[tuple[logging.StreamHandler, object]] = []
         self._bars = Progress(
-            TextColumn("[bold]{task.description:<12}"),
+            TextColumn("{task.description:<12}", style="bold", markup=False),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -182,7 +183,7 @@ class RunConsole:
         if self.is_live:
             self._draw()
         elif self._is_due(step, stage, numbers):
-            self.console.print(self._line(step, stage, numbers), soft_wrap=True, highlight=False)
+            self.console.print(Text(self._line(step, stage, numbers)), soft_wrap=True)
 
     def recall(self, history: History) -> None:
         """Restores the values that an earlier process logged, so that trends cover the whole run."""
@@ -192,11 +193,11 @@ class RunConsole:
 
     def message(self, text: str) -> None:
         """A line above the live display."""
-        self.console.print(Text(text), soft_wrap=True)
+        self.console.print(Text(printable(text)), soft_wrap=True)
 
     def warning(self, text: str) -> None:
         """A red line above the live display."""
-        self.console.print(Text(text, style="bold red"), soft_wrap=True)
+        self.console.print(Text(printable(text), style="bold red"), soft_wrap=True)
 
     def stop(self) -> None:
         """Stops the live display, leaves its last state on the screen and restores the log handlers."""
@@ -234,13 +235,13 @@ class RunConsole:
             table.add_column(column, justify="right")
         for metric in metrics:
             style = "bold" if metric.name.startswith("eval/") else ""
-            table.add_row(metric.name, short(metric.first), short(metric.best), short(metric.last), style=style)
+            table.add_row(Text(metric.name), short(metric.first), short(metric.best), short(metric.last), style=style)
         if metrics:
             self.console.print(table)
         for line in conclusions:
             self.message(line)
         if failure:
-            self.console.print(Text(failure, style="bold red"), soft_wrap=True)
+            self.warning(failure)
         for label, path in (("run folder", run), ("report", report)):
             if path is not None:
                 link = Text.assemble((f"{label:<11}", "dim"), (str(path), f"link {path.resolve().as_uri()}"))

@@ -33,6 +33,7 @@ from rft.logger.history import (
 )
 from rft.logger.media import MediaFile, media_files
 from rft.logger.redact import redact
+from rft.sanitize import printable
 
 Store = Callable[[Mapping[str, Any], Path, Path], dict[str, Any]]  # a row, the run folder, that of the file
 
@@ -181,7 +182,7 @@ class RunLog:
 
     def warning(self, text: str) -> None:
         """Prints a line in red, and adds it to the file from which the report takes it."""
-        text = redact(text)
+        text = printable(redact(text))
         self.console.warning(text)
         self._records.append(self.run / WARNINGS, f"{text}\n")
 

@@ -12,6 +12,8 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.resolvers import oc
 
+from rft.sanitize import printable
+
 RESOLVER = "oc.env"
 SHORTEST = 6  # characters; a shorter value is not searched for in messages: it may be part of any word
 
@@ -74,14 +76,14 @@ def redact(text: str) -> str:
 
 
 def redact_log_records() -> None:
-    """Redacts what the handlers of the root logger write."""
+    """Redacts what the handlers of the root logger write, without what a terminal interprets."""
     for handler in logging.getLogger().handlers:
         if _redact_record not in handler.filters:
             handler.addFilter(_redact_record)
 
 
 def _redact_record(record: logging.LogRecord) -> bool:
-    record.msg, record.args = redact(record.getMessage()), ()
+    record.msg, record.args = printable(redact(record.getMessage())), ()
     return True
 
 

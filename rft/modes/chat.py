@@ -8,6 +8,7 @@ from rich.text import Text
 from rft.modes.model import Answering
 from rft.rollout.engine.base import Request, row_seed
 from rft.rollout.sampler import Sampler
+from rft.sanitize import printable
 
 HELP = "/clear forgets the conversation, /system <text> starts one with another system prompt, /quit ends"
 
@@ -64,7 +65,7 @@ def talk(job: Answering, sampler: Sampler, console: Console) -> int:
         try:
             prompt = job.encoder.prompt({"prompt": turns_so_far if turns else line})
         except ValueError as error:
-            console.print(Text(f"the prompt cannot be encoded: {error}", style="red"))
+            console.print(Text(printable(f"the prompt cannot be encoded: {error}"), style="red"))
             continue
         if len(prompt) + sampling.max_new_tokens > context:
             sizes = f"{len(prompt)} tokens and an answer of rollout.max_new_tokens={sampling.max_new_tokens}"
@@ -75,6 +76,6 @@ def talk(job: Answering, sampler: Sampler, console: Console) -> int:
         [[answer]] = sampler.generate([Request(prompt, [row_seed(run.seed, answers, 0)])], sampling)
         answers += 1
         history = [*turns_so_far, {"role": "assistant", "content": answer.text}]
-        console.print(Text(answer.text))
+        console.print(Text(printable(answer.text)))
         if answer.finish_reason == "length":
             console.print(f"(cut at rollout.max_new_tokens={sampling.max_new_tokens})", style="dim", highlight=False)

@@ -17,6 +17,7 @@ from rft.batch.columns import lengths
 from rft.data.base import GivenTexts, SourceContext, given_texts
 from rft.distributed import SINGLE_PROCESS
 from rft.registry import Target
+from rft.sanitize import printable
 from rft.setup.assembly import Job
 from rft.setup.constraints import prefixed
 from rft.setup.datasets import Datasets
@@ -150,7 +151,7 @@ def spelled(example: Example, tokenizer: PreTrainedTokenizerBase, marks: Sequenc
         if is_special:
             text.append("".join(tokenizer.convert_ids_to_tokens(ids)), f"{style} {SPECIAL}")
         else:
-            text.append(tokenizer.decode(ids), style)
+            text.append(printable(tokenizer.decode(ids)), style)
         if marks and trains and (end == len(kinds) or not kinds[end][1]):
             text.append(marks[1])
     return text

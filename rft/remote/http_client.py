@@ -21,6 +21,8 @@ try:  # huggingface_hub depends on httpx2 from version 2 on and on httpx before;
 except ImportError:
     import httpx  # type: ignore[no-redef]
 
+from rft.sanitize import one_line
+
 LOG_EVERY_S = 30.0  # seconds between the log lines of a long wait
 PROBE_S = 10.0  # deadline of a call that needs no computation
 PORTS = {"http": 80, "https": 443}
@@ -149,7 +151,7 @@ class ServerClient:
         except (httpx.HTTPError, OSError) as error:
             raise RequestFailed(f"{self.name}: {call}: {_root_cause(error)}") from error
         if not response.is_success:
-            said = response.content[:SHOWN].decode(errors="replace")
+            said = one_line(response.content[:SHOWN].decode(errors="replace"))
             raise RequestRefused(f"{self.name}: {call}: status {response.status_code}: {said}", response.status_code)
         return bytes(response.content)
 

@@ -70,7 +70,7 @@ def chart_groups(names: Sequence[str]) -> dict[str, dict[str, list[str]]]:
         if name == ELAPSED or name.endswith(STDERR):
             continue
         chart = next((re.sub(pattern, title, name) for pattern, title in TOGETHER if re.fullmatch(pattern, name)), name)
-        section = next(title for title, charts in SECTIONS.items() if re.fullmatch(charts, chart))
+        section = next(title for title, charts in SECTIONS.items() if re.fullmatch(charts, chart, re.DOTALL))
         groups[section].setdefault(chart, []).append(name)
     return {section: charts for section, charts in groups.items() if charts}
 

@@ -24,6 +24,7 @@ from rft.report.chart import COLORS, Curve, draw
 from rft.report.page import page
 from rft.report.run_page import REPORT
 from rft.report.seeds import last_common_step, mean_curve, mean_std, paired_difference
+from rft.sanitize import printable
 
 COMPARED = (
     "eval/",
@@ -185,11 +186,11 @@ class CompareRuns(Callback):
     def _show(self) -> None:
         if self._target is None or not self._runs:
             return
-        console = Console()
+        console = Console(markup=False)
         console.print(comparison_table(self._runs))
         for run, label in zip(self._runs, labels(self._runs), strict=True):
             if run.failure:
-                console.print(Text(f"failed: {label}: {run.failure}", style="red"), soft_wrap=True)
+                console.print(Text(printable(f"failed: {label}: {run.failure}"), style="red"), soft_wrap=True)
         line = Text.assemble(("comparison ", "dim"), (str(self._target), f"link {self._target.resolve().as_uri()}"))
         console.print(line, soft_wrap=True)
 

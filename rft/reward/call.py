@@ -12,16 +12,16 @@ from rft.ranges import PositiveInt, Range, Seconds
 from rft.registry import take
 from rft.remote.retry import Backoff
 from rft.reward.build import build_term
-from rft.reward.failure import Failure
+from rft.reward.failure import REASONS, Failure
 from rft.reward.runners import InlineRunner, LoopRunner, Outcomes, Runner, ThreadRunner
 from rft.reward.sandbox.options import WorkerOptions
 from rft.reward.sandbox.workers.pool import IsolatedPool, IsolatedTerm
 from rft.reward.services.hosted import HostedTerm, HostOptions
-from rft.reward.term import Term, Unscored
+from rft.reward.term import LARGEST_SCORE, Term, Unscored
 from rft.reward.thought import Reading, ReadingOptions, split_node
 from rft.reward.workers import WorkerPool
+from rft.sanitize import OTHER, Names, one_line
 
-LARGEST_SCORE = 1e15  # the sum of the squares of a hundred million such scores is a float32 number
 Score = Annotated[float, Range(low=-LARGEST_SCORE, high=LARGEST_SCORE)]
 Failed = Literal["drop_row", "drop_group", "stop"] | Score
 Job = tuple[int, str, Mapping[str, Any]]  # the number of a response, the response, and the row that it answers
@@ -60,6 +60,7 @@ class Caller:
         term: the term in this process; it checks rows and extracts answers.
         failed: see `CallOptions`.
         workers, tries: see `CallOptions`.
+        numbers: the names of the numbers beside the scores.
         concurrent: several calls may run at the same time.
         reading: which part of a response the term gets.
 
@@ -97,6 +98,8 @@ class Caller:
         self._name = name
         self.tries = options.tries
         self._logged: set[str] = set()
+        self.numbers = Names(f"further numbers of {self._key}")
+        self._reasons = Names(f"reasons of {self._key} for no score", REASONS)
 
     def begin(self) -> "Calls":
         """The calls of one round of responses."""
@@ -107,6 +110,11 @@ class Caller:
         """The answer in a response to a row, see `Term.extract`; None where a thought of it does not end."""
         text, _ = self.reading.read(response, row)
         return None if text is None else self.term.extract(text)
+
+    def reason(self, value: Unscored) -> str:
+        """Why a response has no score, in one line. What stands before the first colon may be the name of a metric."""
+        name, colon, rest = one_line(value.reason).partition(":")
+        return f"{self._reasons.spell(name) or OTHER}{colon}{rest}"
 
     def report(self, outcomes: Sequence[Any], responses: Sequence[str]) -> None:
         """Logs the first failure of each reason; with `failed=stop` a response without a score stops the run.
@@ -121,7 +129,7 @@ class Caller:
                 self._logged.add(value.reason)
                 logging.getLogger(__name__).warning(
                     "the reward term %r gave no score to response %s: %s; further responses with the reason %s are "
-                    "only counted", self._name, head(responses[number]), value.message, value.reason,
+                    "only counted", self._name, head(responses[number]), one_line(value.message), value.reason,
                 )  # fmt: skip
 
     def _stop(self, number: int, value: Unscored, response: str) -> NoReturn:
@@ -129,9 +137,9 @@ class Caller:
             raise value.error
         place = f"the reward term {self._name!r} failed on row {number}, response {head(response)}"
         if isinstance(value, Failure):
-            raise FunctionError(f"{place}: {value.message}") from value.error
+            raise FunctionError(f"{place}: {one_line(value.message)}") from value.error
         hint = f"{self._key}.call.failed=drop_row trains without such rows"
-        raise FunctionError(f"{place}: no score ({value.reason}); {hint}")
+        raise FunctionError(f"{place}: no score ({self.reason(value)}); {hint}")
 
 
 class Calls:

@@ -1,6 +1,5 @@
 """The score of a response: a weighted sum of reward terms."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -8,16 +7,27 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
+from rft.batch.entries import own_copy
 from rft.batch.scores import Scores, Scoring
 from rft.conditions import ReadIf
 from rft.distributed import World
 from rft.errors import Checks, FunctionError
 from rft.ranges import Fraction, PositiveInt
 from rft.registry import convert, did_you_mean
-from rft.reward.call import LARGEST_SCORE, Caller, CallOptions, finish_all, head
+from rft.reward.call import Caller, CallOptions, finish_all, head
 from rft.reward.route import Routes
-from rft.reward.term import Offload, Term, Unscored
+from rft.reward.term import (
+    LARGEST_SCORE,
+    Offload,
+    Term,
+    Unscored,
+    as_number,
+    further_numbers,
+    is_score,
+    number_of,
+)
 from rft.reward.thought import ReadingOptions
+from rft.sanitize import check_metric_name
 from rft.strategy.base import Strategy
 
 OWN = ("weight", "call", "gate", "clip")  # keys of a term that are not its options
@@ -149,7 +159,7 @@ class WeightedSum:
         """
         self.check_fields(row)
         for name in self._routes.terms(row):
-            self._term(name).check_row(row)
+            self._term(name).check_row(own_copy(row))
 
     @property
     def terms(self) -> dict[str, Term]:
@@ -291,23 +301,21 @@ class SumScoring(Scoring):
             outcomes = [found[number] for number in places[name]]
             scored = [responses[number] for number in places[name]]
             term.caller.report(outcomes, scored)
-            values = [_number_of(outcome) for outcome in outcomes]
+            values = [number_of(outcome) for outcome in outcomes]
             if failed != "stop":  # otherwise `_finite` names the row
-                values = [
-                    one if isinstance(one, Unscored) or _is_score(one) else Unscored("no_score") for one in values
-                ]
+                values = [one if isinstance(one, Unscored) or is_score(one) else Unscored("no_score") for one in values]
             known = _finite(title, [0.0 if isinstance(one, Unscored) else one for one in values], scored)
             for place, value in enumerate(values):
                 if isinstance(value, Unscored):
                     number = places[name][place]
-                    unscored[number][name] = value.reason
+                    unscored[number][name] = term.caller.reason(value)
                     whole_group[number] |= failed == "drop_group" and term.weight != 0
                     known[place] = failed if isinstance(failed, float) else torch.nan
             raw[name] = torch.full((len(responses),), torch.nan)
             raw[name][places[name]] = known
-            for other, column in _further_numbers(outcomes).items():
+            for other, column in further_numbers(outcomes, term.caller.numbers).items():
                 numbers[f"{name}/{other}"] = torch.full((len(responses),), torch.nan)
-                numbers[f"{name}/{other}"][places[name]] = column
+                numbers[f"{name}/{other}"][places[name]] = torch.tensor(column)
         return Scores(self._total(raw, places, responses), raw, unscored, whole_group, numbers)
 
     def _total(self, raw: dict[str, Tensor], places: dict[str, list[int]], responses: Sequence[str]) -> Tensor:
@@ -332,6 +340,7 @@ def _term(
     name: str, node: Mapping[str, Any], call: CallOptions, reading: ReadingOptions, terms: Mapping[str, Any]
 ) -> WeightedTerm:
     key = f"reward.terms.{name}"
+    check_metric_name(name, key)
     options = {option: value for option, value in node.items() if option not in OWN}
     caller = Caller(name, options, convert(node.get("call", {}), dict, f"{key}.call"), call, reading)
     gate = convert(node.get("gate"), str | None, f"{key}.gate")
@@ -347,27 +356,12 @@ def _term(
     return WeightedTerm(caller, convert(node["weight"], float, f"{key}.weight"), gate, clip)
 
 
-def _number_of(outcome: Any) -> Any:
-    """The value itself, or the entry `score` of a mapping."""
-    return outcome["score"] if isinstance(outcome, Mapping) and "score" in outcome else outcome
-
-
-def _further_numbers(outcomes: Sequence[Any]) -> dict[str, Tensor]:
-    """The numbers beside `score` in the mappings that a term returned, by name, (N,) each; NaN where there is none."""
-    found: dict[str, Tensor] = {}
-    for number, outcome in enumerate(outcomes):
-        for name, value in outcome.items() if isinstance(outcome, Mapping) else ():
-            if name != "score" and (known := _number(value)) is not None:
-                found.setdefault(str(name), torch.full((len(outcomes),), torch.nan))[number] = known
-    return found
-
-
 def _finite(title: str, values: Any, responses: Sequence[str]) -> Tensor:
     """The scores (N,) float32; raises a FunctionError with the title for what cannot be the scores of the responses."""
     found = list(values) if isinstance(values, Sequence | Tensor) else [values]
     if len(found) != len(responses):
         raise FunctionError(f"{title} gave {len(found)} scores for {len(responses)} responses")
-    numbers = [_number(value) for value in found]
+    numbers = [as_number(value) for value in found]
 
     def refuse(wrong: list[int], what: str) -> None:
         shown = "; ".join(f"row {n}: {found[n]!r}, response {head(responses[n])}" for n in wrong[:3])
@@ -379,21 +373,3 @@ def _finite(title: str, values: Any, responses: Sequence[str]) -> Tensor:
     refuse((~scores.isfinite()).nonzero().flatten().tolist(), "not finite")
     refuse((scores.abs() > LARGEST_SCORE).nonzero().flatten().tolist(), f"above {LARGEST_SCORE:g} in size")
     return scores
-
-
-def _is_score(value: Any) -> bool:
-    """Whether a term's value is a finite number that is small enough."""
-    number = _number(value)
-    return number is not None and abs(number) <= LARGEST_SCORE
-
-
-def _number(value: Any) -> float | None:
-    """A number of python, numpy or torch as a float; None for anything else, text included."""
-    if isinstance(value, str | bytes):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
-    except (TypeError, ValueError, RuntimeError):
-        return None

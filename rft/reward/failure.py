@@ -1,10 +1,17 @@
 """What is left of a call that raised an error, and errors that no caller may keep."""
 
+import builtins
 from dataclasses import dataclass
 from typing import Any
 
 from rft.errors import FunctionError
 from rft.reward.term import Unscored
+
+REASONS = frozenset(  # that the run itself gives
+    {"deadline", "worker_died", "no_workers", "memory", "output", "bad_answer", "none", "no_score"}
+    | {"unreachable", "refused", "bad_response", "circuit_open"}
+    | {name for name, value in vars(builtins).items() if isinstance(value, type)}
+)
 
 
 @dataclass(frozen=True)

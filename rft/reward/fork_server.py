@@ -21,7 +21,7 @@ from typing import Any
 
 from rft.reward.build import build_term
 from rft.reward.failure import Failure, catching
-from rft.reward.term import Term
+from rft.reward.term import Term, values_of
 from rft.reward.workers import Setup
 
 PR_SET_PDEATHSIG = 1
@@ -171,7 +171,7 @@ def work(line: Connection, term: Term) -> None:
 def score(term: Term, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Any:
     """What a term returns for responses; a `Failure` where it raises an error."""
     with catching() as caught:
-        found = term.values(responses, rows)
+        found = values_of(term, responses, rows)
         return asyncio.run(found) if term.awaits else found
     assert caught.failure is not None
     return replace(caught.failure, error=None)  # an error may be of a class that cannot be sent

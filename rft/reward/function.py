@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rft.batch.entries import PROMPT_OPENS
+from rft.batch.entries import OWN, PROMPT_OPENS
 from rft.errors import naming
 from rft.registry import did_you_mean, import_named
 from rft.reward.route import SOURCE
@@ -69,7 +69,8 @@ def _trl(responses: Sequence[str], rows: Rows) -> dict[str, Any]:
         [{"role": "assistant", "content": response}] if chat else response
         for response, chat in zip(responses, chats, strict=True)
     ]
-    common = [name for name in rows[0] if name != "prompt" and all(name in row for row in rows)] if rows else []
+    first = [name for name in rows[0] if name != "prompt" and not name.startswith(OWN)] if rows else []
+    common = [name for name in first if all(name in row for row in rows)]
     columns = {name: [row[name] for row in rows] for name in common}
     opened = [row.get(PROMPT_OPENS) for row in rows]
     return {**columns, "prompts": [row["prompt"] for row in rows], "completions": answers, PROMPT_OPENS: opened}

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rft.batch.entries import own_copy
 from rft.registry import Plugin
 from rft.reward.term import RowTerm
 
@@ -27,7 +28,7 @@ class Rule(RowTerm):
 
     def gold_responses(self, row: Mapping[str, Any]) -> Sequence[str]:
         """See `Term.gold_responses`."""
-        return () if self._plugin.facts.writes is None else self._plugin.call("writes", row)
+        return () if self._plugin.facts.writes is None else self._plugin.call("writes", own_copy(row))
 
     def value(self, response: str, row: Mapping[str, Any]) -> Any:
         """See `RowTerm.value`."""

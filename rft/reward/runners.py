@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from rft.errors import FunctionError, naming
 from rft.remote.event_loop import EventLoop
 from rft.reward.failure import Failure, catching
-from rft.reward.term import RowTerm, Term, Unscored, is_tensor
+from rft.reward.term import RowTerm, Term, Unscored, is_tensor, values_of
 
 Rows = Sequence[Mapping[str, Any]]
 Outcomes = list[Any]  # of the responses of one call: a value, or `Unscored`
@@ -105,7 +105,7 @@ class LoopRunner(Runner):
         async with self._slots:
             with catching() as caught:
                 async with asyncio.timeout(self._deadline_s) as limit:
-                    found = await self._term.values(responses, rows)
+                    found = await values_of(self._term, responses, rows)
         if limit.expired():
             found = Failure("deadline", f"not done in deadline_s={self._deadline_s:g}")
         elif caught.failure is not None:
@@ -123,10 +123,10 @@ def call(term: Term, name: str, responses: Sequence[str], rows: Rows) -> Outcome
     found: Any = None
     with catching() as caught:
         if isinstance(term, RowTerm):  # its function names itself in an error
-            found = term.values(responses, rows)
+            found = values_of(term, responses, rows)
         else:
             with naming(f"the reward term {name!r}", type(term).values):
-                found = term.values(responses, rows)
+                found = values_of(term, responses, rows)
     return outcomes(caught.failure or found, responses, name)
 
 

@@ -1,11 +1,15 @@
 """The base classes of reward terms; the yaml names a term's class by `_target_`."""
 
 import asyncio
+import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from rft.batch.entries import row_of_user
+from rft.sanitize import Names
 
 if TYPE_CHECKING:  # worker processes start without torch
     import torch
@@ -14,6 +18,7 @@ if TYPE_CHECKING:  # worker processes start without torch
     from rft.registry import Plugin
     from rft.strategy.base import Strategy
 
+LARGEST_SCORE = 1e15  # the sum of the squares of a hundred million such scores is a float32 number
 Offload = Literal["cpu", "disk"] | None  # where the weights of a reward model are while it does not compute
 
 
@@ -131,6 +136,11 @@ class RowTerm(Term):
         return _await_all(found) if self.awaits else found
 
 
+def values_of(term: Term, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Any:
+    """`Term.values` of `row_of_user` of the rows: a term that changes its rows changes those of no other call."""
+    return term.values(responses, [row_of_user(row) for row in rows])
+
+
 async def _await_all(values: Sequence[Awaitable[Any]]) -> list[Any]:
     return await asyncio.gather(*values)
 
@@ -138,3 +148,43 @@ async def _await_all(values: Sequence[Awaitable[Any]]) -> list[Any]:
 def is_tensor(value: Any) -> bool:
     """Whether a value is a tensor of torch, which workers do not import unless the function does."""
     return "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor)
+
+
+def number_of(outcome: Any) -> Any:
+    """The value itself, or the entry `score` of a mapping."""
+    return outcome["score"] if isinstance(outcome, Mapping) and "score" in outcome else outcome
+
+
+def further_numbers(outcomes: Sequence[Any], names: Names) -> dict[str, list[float]]:
+    """The numbers beside `score` in the mappings that a term returned for N responses, by name, N each; NaN where there
+    is none.
+
+    Args:
+        names: of the term, as metrics have them.
+    """
+    found: dict[str, list[float]] = {}
+    for number, outcome in enumerate(outcomes):
+        for name, value in outcome.items() if isinstance(outcome, Mapping) else ():
+            if name == "score" or (known := as_number(value)) is None:
+                continue
+            if (spelled := names.spell(name)) is not None:
+                found.setdefault(spelled, [math.nan] * len(outcomes))[number] = known
+    return found
+
+
+def is_score(value: Any) -> bool:
+    """Whether a term's value is a finite number that is small enough."""
+    number = as_number(value)
+    return number is not None and abs(number) <= LARGEST_SCORE
+
+
+def as_number(value: Any) -> float | None:
+    """A number of python, numpy or torch as a float; None for anything else, text included."""
+    if isinstance(value, str | bytes):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+    except (TypeError, ValueError, RuntimeError):
+        return None

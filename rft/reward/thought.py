@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rft.batch.entries import EPISODE, PROMPT_OPENS
+from rft.batch.entries import EPISODE_FIELD, PROMPT_OPENS
 from rft.batch.thoughts import MARKS, behind_thought
 from rft.data.encode.parts import text_of
 from rft.data.tool_calls import without_thoughts
@@ -162,7 +162,7 @@ def with_prefill(response: str, row: Mapping[str, Any]) -> tuple[str, Mapping[st
     response is the last of several.
     """
     prompt = row.get("prompt")
-    if EPISODE in row or not isinstance(prompt, list) or len(prompt) < 2 or prompt[-1].get("role") != "assistant":
+    if EPISODE_FIELD in row or not isinstance(prompt, list) or len(prompt) < 2 or prompt[-1].get("role") != "assistant":
         return response, row
     prefill = text_of(prompt[-1].get("content") or "")
     # A thought that the message itself opens is one of the joined text, no longer one of the prompt.

@@ -19,6 +19,7 @@ from rft.remote.server_process import is_loopback
 from rft.reward.serving.limits import Limits
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.environment.options import EnvironmentOptions
+from rft.sanitize import check_metric_name
 from rft.train.checkpoint.options import CheckpointOptions
 from rft.train.diverged import FaultOptions
 from rft.train.folder.run_folder import RESULT
@@ -108,6 +109,8 @@ class Data:
                 f"data.truncation={self.truncation} has no effect without a limit; set data.max_prompt_tokens, or "
                 "data.truncation=drop"
             )
+        for name in self.held_out():
+            check_metric_name(name, f"data.eval.{name}")
 
     def held_out(self) -> dict[str, Any]:
         """The nodes of the held-out sets, by name."""

@@ -6,11 +6,13 @@ from typing import Any
 from tensordict import TensorDict
 
 from rft.batch.columns import fields
-from rft.batch.entries import EPISODE, UNSCORED
+from rft.batch.entries import EPISODE, EPISODE_FIELD, UNSCORED, UNSCORED_FIELD
 from rft.batch.scores import number_or_none
 from rft.evaluation.base import term_scores
 from rft.ranges import NonNegativeInt, PositiveInt
 from rft.reward.route import SOURCE
+
+KEPT = {SOURCE: SOURCE, EPISODE_FIELD: EPISODE, UNSCORED_FIELD: UNSCORED}  # fields of a row, by their names in a line
 
 
 @dataclass
@@ -28,6 +30,6 @@ def sampled_texts(batch: TensorDict, rows: int) -> list[dict[str, Any]]:
     return [
         {"set": "train", "prompt": row["prompt"], "response": row["text"], "score": number_or_none(float(score))}
         | term_scores({name: float(value) for name, value in terms.items()})
-        | {name: row[name] for name in (SOURCE, EPISODE, UNSCORED) if name in row}
+        | {name: row[field] for field, name in KEPT.items() if field in row}
         for row, score, terms in zip(fields(batch[:rows]), batch["scores"][:rows], batch["terms"][:rows], strict=True)
     ]

@@ -8,6 +8,7 @@ import torch
 from rft.batch.collate import collate
 from rft.batch.columns import SOURCE_COLUMNS
 from rft.batch.encoded import EncodedText
+from rft.batch.entries import EPISODE_FIELD
 from rft.batch.trajectory import Finish, Segment, Trajectory, given_segments, to_row, to_rows
 
 PROMPT = Segment([5, 6], trains=False)
@@ -77,7 +78,7 @@ def test_rows_of_one_trajectory_share_its_numbers_and_count_its_turns_together()
     first, second = to_rows(dialogue, group=3, unit=7)
     assert [row["trajectory"] for row in (first, second)] == [7, 7] == [row["unit"] for row in (first, second)]
     assert first["turn"].tolist() == [0] * len(PROMPT.tokens) + [1] * len(FIRST.tokens)
-    assert second["turn"].tolist()[-2:] == [2, 2] and second["fields"]["episode"] == {"turns": 2}
+    assert second["turn"].tolist()[-2:] == [2, 2] and second["fields"][EPISODE_FIELD] == {"turns": 2}
     [alone] = to_rows(Trajectory([PROMPT], Finish("stop", ""), {}), group=0, unit=0)
     assert not alone["rollout_logprobs"].any() and not alone["turn"].any(), "an episode that failed at once"
     with pytest.raises(AssertionError, match="to_rows"):

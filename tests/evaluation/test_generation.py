@@ -10,10 +10,11 @@ import torch
 
 from rft.batch.scores import Scores, ScoringAtEnd
 from rft.evaluation.base import EvaluationContext, measured, metric_value, summary, updated
-from rft.evaluation.generation import GenerationEvaluator, GenerationOptions, log_no_accuracy, metric_names
+from rft.evaluation.generation import GenerationEvaluator, GenerationOptions, metric_names
 from rft.rollout.answerer import SingleTurn
 from rft.rollout.engine.base import Completion, row_seed
 from rft.rollout.engine.sampling import Sampling
+from rft.sanitize import warn_once
 from tests.rollout.contexts import NO_THOUGHTS, plain_scoring
 
 ROWS = [{"prompt": f"{number}=", "answer": str(number)} for number in range(5)]
@@ -239,7 +240,7 @@ def test_the_accuracy_of_a_function_is_the_acc_that_it_returns(size, ranks, capl
 
 
 def test_values_that_are_no_accuracies_are_named_score_and_the_run_says_so_once(ranks, caplog):
-    log_no_accuracy.cache_clear()
+    warn_once.cache_clear()
     for _ in range(2):
         [(numbers, _, _)] = ranks(1, lambda world: evaluate(world, begin=signed()))
     assert numbers["eval/held/score"] == pytest.approx(0.2) and "eval/held/accuracy" not in numbers

@@ -121,6 +121,18 @@ def test_log_records_go_above_the_display_and_handlers_get_their_streams_back() 
         sys.stdout, sys.stderr = before_out, before_err
 
 
+def test_text_from_outside_is_shown_as_it_is_and_changes_no_terminal() -> None:
+    console, out = terminal()
+    console.message("\x1b[31m[/b] of a server\rx\n2. [red]")
+    console.warning("\x9b31m")
+    with console.stage("[/b]", 0, 2), console.progress("[/b]", 2):
+        console.log(1, "[/b]", {"reward/[/b]": 1.0})
+    console.stop()
+    console.summary([MetricSummary("eval/[/b]", 0.1, 0.2, 0.2)], Path("run"), None, 1.0, "\x1b[31m[/i]")
+    assert " [31m[/b] of a server x\n2. [red]\n" in out.getvalue()
+    assert not {"\x1b[31m", "\x9b"} & {*re.findall(r"\x1b\[31m|\x9b", out.getvalue())}
+
+
 def test_trend_by_hand() -> None:
     assert trend([0.0, 0.5, 1.0]) == "▁▅█"
     assert trend([1.0, float("nan"), 0.0]) == "█▁"

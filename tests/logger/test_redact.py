@@ -93,7 +93,8 @@ def test_log_records_have_the_name_of_the_variable(config, caplog):
     redact_log_records()
     redact_log_records()
     logging.getLogger("x").warning("%s of %d", SECRET, 3)
-    assert found == ["${oc.env:RFT_T_SECRET} of 3"] and len(handler.filters) == 1
+    logging.getLogger("x").warning("a server: %s", "\x1b[31m\r")
+    assert found == ["${oc.env:RFT_T_SECRET} of 3", "a server:  [31m "] and len(handler.filters) == 1
 
 
 def test_errors_are_those_of_omegaconf(monkeypatch):

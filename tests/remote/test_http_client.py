@@ -109,6 +109,12 @@ def test_a_server_may_be_busy(says, status, busy):
     assert caught.value.busy == busy
 
 
+def test_a_refusal_is_quoted_in_one_line_without_codes_of_a_terminal(says):
+    peer, _ = says(b"HTTP/1.1 500 Some\r\nContent-Length: 9\r\n\r\n\x1b[31mno\n\xff")
+    with pytest.raises(RequestRefused, match=r"status 500:  \[31mno \ufffd$"):
+        asyncio.run(peer.get("/"))
+
+
 def test_nobody_listens():
     with pytest.raises(RequestFailed, match=r"server 0 \(127.0.0.1:\d+\): GET /: .*Connect call failed"):
         asyncio.run(ServerClient.at(0, f"127.0.0.1:{free_port()}").get("/"))

@@ -47,6 +47,27 @@ def wait_for(condition):
     assert condition()
 
 
+@pytest.mark.parametrize(
+    ("function", "workers"),
+    [
+        ("changes_row", "inline"),
+        ("changes_row", "process"),
+        ("changes_row_async", "inline"),
+        ("changes_info", "inline"),
+        ("changes_columns", "inline"),
+        ("changes_columns", "process"),
+    ],
+)
+def test_a_function_that_changes_its_row_changes_it_for_no_other_call(function, workers):
+    row = {"prompt": "p", "answer": "", "extra_info": {"seen": []}}
+    node = {"function": f"{MODULE}:{function}", "call": {"workers": workers}}
+    reward = reward_of({"a": node | {"weight": 1.0}, "b": node | {"weight": 1.0}}, "a")
+    for _ in range(2):  # two steps, with a row that two responses have in common
+        assert reward.score(["a", "b"], [row] * 2).total.tolist() == [4.0, 4.0]
+    assert row == {"prompt": "p", "answer": "", "extra_info": {"seen": []}}
+    reward.close()
+
+
 def test_an_awaiting_term_scores_a_response_before_the_others_are_there():
     user_functions.STARTED.clear()
     reward = reward_of({"a": {"function": f"{MODULE}:announces", "weight": 1.0}}, "a")

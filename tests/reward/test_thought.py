@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from rft.batch.entries import EPISODE_FIELD
 from rft.reward import REWARDS
 from rft.reward.sandbox import code
 from rft.reward.sandbox.code import ProgramTests
@@ -81,7 +82,7 @@ def test_a_response_has_the_beginning_that_its_prompt_ends_with_where_the_reward
         assert reward_of(node, "exact_match", include_prefill=included).extract(["4"], [row]) == [vote]
     for prompt in ("2+2?", BEGUN[:1], BEGUN[1:]):  # nothing is begun, or no question is asked
         assert score_of("exact_match", "4", {"answer": "4", "prompt": prompt}, include_prefill=True) == 1.0
-    assert score_of("exact_match", "4", row | {"answer": "4", "episode": {}}, include_prefill=True) == 1.0
+    assert score_of("exact_match", "4", row | {"answer": "4", EPISODE_FIELD: {}}, include_prefill=True) == 1.0
     assert BEGUN[1]["content"] == "The answer is ", "the row is as it was"
 
 

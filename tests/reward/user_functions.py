@@ -94,6 +94,28 @@ def by_command(response, row):
     return float(len(response))
 
 
+def changes_row(response, row):
+    row["answer"] += "x"
+    row["extra_info"]["seen"].append(response)
+    return float(len(row["answer"]) + len(row["extra_info"]["seen"]))
+
+
+async def changes_row_async(response, row):
+    return changes_row(response, row)
+
+
+def changes_info(data_source, solution_str, ground_truth, extra_info):
+    extra_info["seen"].append(solution_str)
+    return 1.0 + float(len(extra_info["seen"]))
+
+
+def changes_columns(prompts, completions, answer, extra_info):
+    for texts, info in zip(completions, extra_info, strict=True):
+        info["seen"].append(texts)
+    answer.clear()
+    return [1.0 + float(len(info["seen"])) for info in extra_info]
+
+
 ACTIVE = 0
 MOST = 0
 

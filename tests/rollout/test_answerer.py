@@ -3,6 +3,7 @@
 import pytest
 
 from rft.batch.columns import fields
+from rft.batch.entries import EPISODE_FIELD
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.tokenizer import characters
 from rft.distributed import SINGLE_PROCESS
@@ -97,7 +98,7 @@ def test_the_last_turn_of_an_episode_decides(template, text, mark):
     [[found]], _ = play(write, SHOP, [{"prompt": "Q"}], template=template(text))
     assert found.text == "6" and found.turns == 2
     assert found.finish.prompt_opens == mark
-    assert found.fields.get("prompt_opens") == mark and found.fields["episode"]["turns"] == 2
+    assert found.fields.get("prompt_opens") == mark and found.fields[EPISODE_FIELD]["turns"] == 2
 
 
 def test_a_reward_of_tool_calls_reads_marks_that_are_special_tokens(template):

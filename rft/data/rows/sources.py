@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rft.batch.entries import check_names
 from rft.data.encode.masks import conversation
 from rft.data.encode.parts import COLUMNS, MESSAGES, normalize_media, text_of, undecoded
 from rft.data.rows.files import READERS, STREAMED, find_files, open_parquet, unreadable, without_nulls
@@ -262,6 +263,7 @@ def row_converter(
                 except ValueError as error:
                     raise ValueError(f"{where}: {error}; see {key}.schema") from error
             try:
+                check_names(row)
                 row = normalize_media(row, folder)
             except ValueError as error:
                 raise ValueError(f"{where}: {error}") from error

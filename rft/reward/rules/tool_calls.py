@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from rft.batch.entries import EPISODE
+from rft.batch.entries import EPISODE_FIELD
 from rft.data.tool_calls import TOOL_CALLS, Schema, ToolCall
 from rft.errors import messages_of
 from rft.registry import Plugin, did_you_mean
@@ -293,7 +293,7 @@ def tool_call_valid(
 def environment(response: str, row: Mapping[str, Any]) -> float | Unscored:
     """What `get_reward` of the episode's environment returned, the sum of the rewards of its `step`, or what an agent
     returned. Of an episode that failed it is 0: the run drops all its scores later, and must not stop here."""
-    reward = row[EPISODE]["reward"]
-    if row[EPISODE]["failed"] is not None:
+    reward = row[EPISODE_FIELD]["reward"]
+    if row[EPISODE_FIELD]["failed"] is not None:
         return 0.0
     return Unscored("the agent returned no reward") if reward is None else float(reward)

@@ -13,6 +13,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
+from rft.batch.entries import own_copy
 from rft.registry import Target
 from rft.rollout.environment.calls import CallFailed, call
 from rft.rollout.environment.fork_server import LONGEST, READY, Hosted, cut
@@ -58,6 +59,7 @@ class LocalInstance(Instance):
 
     async def call(self, method: str, *arguments: Any, deadline_s: float | None, most: int, **options: Any) -> Any:
         """See `Instance.call`."""
+        arguments, options = own_copy((arguments, options))  # as a process would get them
         return cut(await call(method, partial(self._hosted.call, method, arguments, options), deadline_s), most)
 
 

@@ -6,12 +6,14 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from rft.batch.entries import own_copy
 from rft.data.tool_calls import ToolCall
 from rft.rollout.environment.call_format import CallNotices
 from rft.rollout.environment.calls import CallFailed
 from rft.rollout.environment.contract import FIELD, EnvironmentClass, checked_reward, checked_step, refuse_arguments
 from rft.rollout.environment.fork_server import as_text
 from rft.rollout.environment.instance import Instance
+from rft.sanitize import one_line
 
 Messages = list[dict[str, Any]]
 T = TypeVar("T")
@@ -233,7 +235,7 @@ class LiveEnvironment:
             async with asyncio.timeout(max_seconds) as deadline:
                 reward = await episode
         except EnvironmentFailed as error:
-            failed = str(error)
+            failed = one_line(str(error))
         except TimeoutError:
             if not deadline.expired():
                 raise
@@ -241,7 +243,7 @@ class LiveEnvironment:
         try:
             await self.close()
         except EnvironmentFailed as error:
-            failed = failed or str(error)
+            failed = failed or one_line(str(error))
         return reward, failed
 
     async def close(self) -> None:
@@ -278,5 +280,5 @@ def _observation(method: str, found: Any) -> str | Messages | None:
     if found is None or isinstance(found, str):
         return found
     if isinstance(found, list) and all(isinstance(part, Mapping) and {"role", "content"} <= {*part} for part in found):
-        return [dict(message) for message in found]
+        return [own_copy(dict(message)) for message in found]
     raise EnvironmentFailed(f"{method}: it returned {found!r:.80}, neither text, chat messages nor None")

@@ -1,4 +1,4 @@
-"""What an episode did, as rewards, logs and people read it: the field `episode` of its row."""
+"""What an episode did, as rewards, logs and people read it: the entry `EPISODE_FIELD` of its row."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -78,6 +78,7 @@ def test_unicode_and_windows_line_ends(tmp_path: Path) -> None:
         ('{"q": "p"}\n', {"prompt": "qq"}, r"line 1: no field 'qq'.*set data\.train\.columns\.prompt to its name"),
         ('{"q": null, "answer": 1}\n', {"prompt": "q"}, r"line 1: the field 'q' is null; set data\.train\.columns"),
         ("{}\n", {}, r"line 1: no field 'prompt' \(known: none\)"),
+        ('{"prompt": "p", "rft:episode": {}}\n', {}, r"line 1: the field 'rft:episode' begins with rft:"),
     ],
 )
 def test_bad_files_name_the_line(tmp_path: Path, text: str | bytes, columns: dict[str, str], message: str) -> None:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from rft.batch.entries import EPISODE_FIELD
 from rft.data.tool_calls import TOOL_CALLS, ToolCall
 from rft.registry import Plugin
 from rft.reward import REWARDS
@@ -242,9 +243,9 @@ def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_reward_of_an_episode():
     reward = REWARDS.build({"name": "environment"}, "reward.terms.environment")
-    assert reward("any text", {"episode": {"reward": 2.5, "failed": None}}) == 2.5
-    assert isinstance(reward("any text", {"episode": {"reward": None, "failed": None}}), Unscored)
-    assert reward("any text", {"episode": {"reward": None, "failed": "OSError: gone"}}) == 0.0
+    assert reward("any text", {EPISODE_FIELD: {"reward": 2.5, "failed": None}}) == 2.5
+    assert isinstance(reward("any text", {EPISODE_FIELD: {"reward": None, "failed": None}}), Unscored)
+    assert reward("any text", {EPISODE_FIELD: {"reward": None, "failed": "OSError: gone"}}) == 0.0
 
 
 # Calls in every form. The row expects `find` of a text of digits and a number, and `look` without arguments.

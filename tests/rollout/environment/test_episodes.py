@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from rft.batch.entries import EPISODE_FIELD
 from rft.batch.trajectory import to_rows
 from tests.conftest import SOON_S
 from tests.rollout.environment.play import environments
@@ -138,7 +139,7 @@ def test_an_environment_that_fails_ends_its_own_episode(classes, row, reason):
         lambda text: "bad" if row.get("number") == 1 else "13", classes, [{"prompt": "Q", **row}, good]
     )
     assert failed.episode["failed"].startswith(reason)
-    assert to_rows(failed, group=0, unit=0)[0]["fields"]["episode"]["failed"] == failed.episode["failed"]
+    assert to_rows(failed, group=0, unit=0)[0]["fields"][EPISODE_FIELD]["failed"] == failed.episode["failed"]
     if row.get("number") != 1:
         assert other.episode["failed"] is None
 

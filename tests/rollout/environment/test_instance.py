@@ -5,8 +5,9 @@ import os
 
 import pytest
 
+from rft.registry import Target
 from rft.rollout.environment.calls import CallFailed
-from rft.rollout.environment.instance import Processes
+from rft.rollout.environment.instance import LocalInstance, Processes
 
 
 class Counter:
@@ -31,6 +32,19 @@ class Counter:
         """Waits."""
         await asyncio.sleep(0)
         return 2 * self._count
+
+
+class Changes:
+    """Changes what it gets."""
+
+    def reset(self, prompt, extra_info):
+        prompt.append("changed")
+        extra_info["seen"] = True
+        return None
+
+    def call_tool(self, name, arguments):
+        arguments["cities"].append(name)
+        return ""
 
 
 @pytest.fixture(scope="module")
@@ -66,3 +80,11 @@ def test_a_class_that_the_server_cannot_import_is_an_error():
     processes = Processes({"counter": {"_target_": "not_there.Counter"}})
     with pytest.raises(OSError, match="the fork server of environments ended with status 1"):
         processes.fork("counter")
+
+
+def test_an_object_in_this_process_changes_only_copies():
+    instance = LocalInstance(Target({"_target_": f"{__name__}.Changes"}, "environment.classes.changes"))
+    row, arguments = {"prompt": ["a"], "extra_info": {}}, {"cities": ["Rome"]}
+    asyncio.run(instance.call("reset", deadline_s=None, most=100, **row))
+    asyncio.run(instance.call("call_tool", "weather", arguments, deadline_s=None, most=100))
+    assert row == {"prompt": ["a"], "extra_info": {}} and arguments == {"cities": ["Rome"]}

@@ -15,7 +15,8 @@ def test_only_texts_are_cut():
 
 def test_observations():
     messages = [{"role": "user", "content": "a", "name": "b"}]
-    assert _observation("reset", messages) == messages and _observation("reset", None) is None
+    seen = _observation("reset", messages)
+    assert seen == messages and seen[0] is not messages[0] and _observation("reset", None) is None
     for wrong in (3, ["a"], [{"role": "user"}], {"role": "user", "content": "a"}):
         with pytest.raises(EnvironmentFailed, match=r"^step: it returned"):
             _observation("step", wrong)

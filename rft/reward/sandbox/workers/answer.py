@@ -1,16 +1,12 @@
 """What a worker in the sandbox answers, as JSON: the run reads values, and no object that could execute code."""
 
-import builtins
 import json
 from collections.abc import Mapping
 from typing import Any
 
 from rft.reward.failure import Failure
 from rft.reward.term import Unscored
-
-NAMES = 50  # different reasons, and names of numbers, of one term: the run makes a metric of each
-SHOWN = 2000  # characters of a message
-OTHER = "other"
+from rft.sanitize import one_line
 
 
 def encode(found: Any) -> bytes:
@@ -40,54 +36,28 @@ def _number(value: Any) -> Any:
         return None
 
 
-class AnswerReader:
-    """Reads the answers of the workers of one term. A worker may write anything.
+def decode(answer: bytes) -> Any:
+    """What the term returned: a value or a list of values, or a `Failure` if the answer is malformed.
 
-    Args:
-        known: reasons that the run itself gives.
+    A worker may write anything.
     """
-
-    def __init__(self, known: tuple[str, ...]) -> None:
-        builtin = [name for name, value in vars(builtins).items() if isinstance(value, type)]
-        self._known = {"score", *known, *builtin}
-        self._new: set[str] = set()
-
-    def read(self, answer: bytes) -> Any:
-        """What the term returned: a value or a list of values, or a `Failure` if the answer is malformed."""
-        try:
-            return self._value(json.loads(answer), lists=True)
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            return Failure("bad_answer", f"the worker answered with what is no score: {clean(str(error))}")
-
-    def _value(self, value: Any, lists: bool) -> Any:
-        if value is None or isinstance(value, bool | int | float):
-            return value
-        if isinstance(value, list) and lists:
-            return [self._value(one, lists=False) for one in value]
-        ((kind, content),) = value.items()
-        if kind == "numbers":
-            return {name: self._value(one, lists=False) for name, one in content.items() if self._name(name) == name}
-        if kind == "unscored":
-            return Unscored(self._reason(content))
-        if kind == "failure":
-            reason, message = content
-            return Failure(self._reason(reason), clean(message))
-        raise ValueError(f"an answer of the kind {kind!r}")
-
-    def _reason(self, text: str) -> str:
-        reason, colon, rest = clean(text).partition(":")
-        return self._name(reason) + colon + rest
-
-    def _name(self, text: str) -> str:
-        """The text, or `OTHER` once there are too many different ones."""
-        if text in self._known or text in self._new:
-            return text
-        if len(self._new) == NAMES or not text.strip() or len(text) > NAMES or text != clean(text):
-            return OTHER
-        self._new.add(text)
-        return text
+    try:
+        return _value(json.loads(answer), lists=True)
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        return Failure("bad_answer", f"the worker answered with what is no score: {one_line(str(error))}")
 
 
-def clean(text: str) -> str:
-    """The text without characters that a terminal would interpret, not longer than `SHOWN`."""
-    return "".join(one if one.isprintable() else " " for one in text[:SHOWN])
+def _value(value: Any, lists: bool) -> Any:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, list) and lists:
+        return [_value(one, lists=False) for one in value]
+    ((kind, content),) = value.items()
+    if kind == "numbers":
+        return {name: _value(one, lists=False) for name, one in content.items()}
+    if kind == "unscored":
+        return Unscored(one_line(content))
+    if kind == "failure":
+        reason, message = map(one_line, content)
+        return Failure(reason, message)
+    raise ValueError(f"an answer of the kind {kind!r}")

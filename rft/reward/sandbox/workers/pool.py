@@ -26,9 +26,10 @@ from rft.reward.runners import Outcomes, Rows, Runner, outcomes
 from rft.reward.sandbox.isolation.messages import HEAD, framed
 from rft.reward.sandbox.options import Limits, SandboxOptions, WorkerOptions
 from rft.reward.sandbox.sandbox import Sandbox, SandboxFailed, Spawned
-from rft.reward.sandbox.workers.answer import AnswerReader, clean
+from rft.reward.sandbox.workers.answer import decode
 from rft.reward.sandbox.workers.worker import LAST, WorkerSetup
 from rft.reward.term import Term
+from rft.sanitize import one_line
 
 START_S = 120.0  # a worker that has not built the term by then is ended
 GRACE_S = 10.0  # and so is one that is silent for so long beyond the deadline of a job
@@ -36,7 +37,6 @@ END_S = 2.0  # for the sandbox to say how a worker ended
 UNLIMITED = 10**9  # seconds; the deadline and the processor time of a worker are those of its jobs
 CHUNK = 65536
 LIBRARIES = ("site-packages", "dist-packages")
-REASONS = ("deadline", "worker_died", "no_workers", "memory", "output", "bad_answer", "none", "no_score")
 PROGRAM = """
 import os, sys
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -91,7 +91,7 @@ class IsolatedWorker:
             problem = repr(error)
         if problem is not None:
             self.end()
-            raise WorkerLost("no_workers", clean(str(problem)))
+            raise WorkerLost("no_workers", one_line(str(problem)))
 
     def run(self, job: bytes, seconds: float) -> tuple[bytes, bool]:
         """The answer to a job, and whether the worker takes another one.
@@ -169,7 +169,6 @@ class IsolatedPool(Runner):
         limits = Limits(**asdict(options.limits), seconds=START_S)
         sandboxed = SandboxOptions(options.require, workers, options.packages, limits)
         self._sandbox = Sandbox(sandboxed, f"{key}.call.sandbox", shown=shown)
-        self._reader = AnswerReader(REASONS)
         self._threads = ThreadPoolExecutor(workers, name)
         self._idle: queue.SimpleQueue[IsolatedWorker] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -222,7 +221,7 @@ class IsolatedPool(Runner):
                 self._idle.put(worker)
             else:
                 worker.end()
-            found = self._reader.read(answer)
+            found = decode(answer)
         except WorkerLost as error:
             found = Failure(error.reason, str(error))
         return outcomes(found, responses, self._name)

@@ -1,17 +1,16 @@
 """Answers of isolated workers: what is read, and what a worker may not write."""
 
-import json
-
 import pytest
 import torch
 
 from rft.reward.failure import Failure
-from rft.reward.sandbox.workers.answer import NAMES, SHOWN, AnswerReader, clean, encode
+from rft.reward.sandbox.workers.answer import decode, encode
 from rft.reward.term import Unscored
+from rft.sanitize import SHOWN
 
 
 def through(value):
-    return AnswerReader(("none",)).read(encode(value))
+    return decode(encode(value))
 
 
 SAME = [0.1 + 0.2, -0.0, 1e-320, 2**53 + 1, True, None, [1.0, None], {"score": 0.1, "n": 7}, Unscored("none: x")]
@@ -47,19 +46,10 @@ BAD += [b'{"unscored": "a", "failure": ["a", "b"]}', b'{"py/object": "os.system"
 
 @pytest.mark.parametrize("answer", BAD)
 def test_a_malformed_answer_is_a_failure(answer):
-    found = AnswerReader(()).read(answer)
+    found = decode(answer)
     assert isinstance(found, Failure) and found.reason == "bad_answer"
 
 
-def test_there_are_few_reasons_and_names():
-    reader = AnswerReader(("deadline",))
-    reasons = [reader.read(encode(Unscored(f"r{number}: text"))).reason for number in range(100)]
-    assert reasons[NAMES - 1] == f"r{NAMES - 1}: text" and reasons[NAMES:] == ["other: text"] * (100 - NAMES)
-    assert reader.read(encode(Unscored("deadline"))).reason == "deadline"
-    assert reader.read(encode(Failure("KeyError", ""))).reason == "KeyError"
-    assert reader.read(encode({"score": 1.0, "new": 2.0})) == {"score": 1.0}
-
-
 def test_messages_hold_no_characters_that_a_terminal_interprets():
-    assert clean("a\x1b[2J\n\u202eb") == "a [2J  b" and len(clean("x" * 10**5)) == SHOWN
-    assert AnswerReader(()).read(json.dumps({"unscored": "\x1b" * 3}).encode()).reason == "other"
+    assert decode(encode(Failure("a\x1b", "b\x1b[2J\n" + "x" * 10**5))) == Failure("a ", "b [2J " + "x" * (SHOWN - 6))
+    assert decode(encode(Unscored("a\n: b"))).reason == "a : b"
