@@ -47,15 +47,17 @@ def check_metric_name(name: str, key: str) -> None:
 
 
 class Names:
-    """The names of one origin, such as the further numbers of a reward term; there are at most `MOST_NAMES`.
+    """The names of one origin, such as the further numbers of a reward term.
 
     Args:
         origin: in warnings.
         known: names that the run itself gives, which are neither counted nor changed.
+        most: of the others.
     """
 
-    def __init__(self, origin: str, known: frozenset[str] = frozenset()) -> None:
+    def __init__(self, origin: str, known: frozenset[str] = frozenset(), most: int = MOST_NAMES) -> None:
         self._origin = origin
+        self._most = most
         self._known = known
         self._spelled: dict[object, str] = {}
         self._changed = False
@@ -66,8 +68,8 @@ class Names:
         if name in self._known:
             return str(name)
         if name not in self._spelled:
-            if len(self._spelled) == MOST_NAMES:
-                warn_once(f"{self._origin}: there are more than {MOST_NAMES} names; metrics have only the first")
+            if len(self._spelled) == self._most:
+                warn_once(f"{self._origin}: there are more than {self._most} names; metrics have only the first")
                 return None
             self._spelled[name] = spell_name(name)
             if self._spelled[name] != name and not self._changed:

@@ -18,6 +18,7 @@ from rft.reward.route import SOURCE
 from rft.sanitize import OTHER, Names
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+MOST_SOURCES = 1000  # of a set; the rows of others count as of one source, `other`
 EVALUATED = "eval/"  # metrics of evaluations begin with it
 NAMES_OF_MEAN = {"accuracy": "score", "score": "accuracy"}
 Texts = dict[str, list[dict[str, Any]]]  # what was evaluated, for people to read, by the name of the set
@@ -85,7 +86,7 @@ class SetResult(ABC):
 
         A further number of a term, `<term>/<name>`, is left out of the whole set if a source has the term's name.
         """
-        names = Names(f"the field {SOURCE!r}")
+        names = Names(f"the field {SOURCE!r}", most=MOST_SOURCES)
         sources = [names.spell(str(row.get(SOURCE, OTHER))) or OTHER for row in self.rows]
         several = sorted(set(sources)) if len(set(sources)) > 1 else []
         whole = self.values(range(len(sources)))

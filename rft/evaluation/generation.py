@@ -217,12 +217,12 @@ def results_of(
         accuracy, pass_k, maj_k: see `prompt_metrics`.
     """
     prompts = [prompt for one in answered.values() for prompt in (*one.greedy, *one.samples)]
-    outside = [value for prompt in prompts for value in prompt.right if value < 0 or value > 1]
+    outside = any(value < 0 or value > 1 for prompt in prompts for value in prompt.right)
     if outside and world.rank == 0:
         warn_once(
-            f"reward.accuracy={accuracy}: the value {outside[0]:g} is no accuracy, which is from 0 to 1, so evaluations "
-            "report eval/<set>/score, the mean of these values; for an accuracy return {score, acc} from the function, or "
-            "name another term"
+            f"reward.accuracy={accuracy}: values below 0 or above 1 are no accuracies, so evaluations report "
+            "eval/<set>/score, the mean of these values; for an accuracy return {score, acc} from the function, or name "
+            "another term"
         )
     return {
         name: GenerationResult(

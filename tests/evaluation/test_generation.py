@@ -247,7 +247,10 @@ def test_values_that_are_no_accuracies_are_named_score_and_the_run_says_so_once(
     for name in ("accuracy", "score"):
         assert metric_value(numbers, f"eval/held/{name}") == pytest.approx(0.2)
     [warning] = caplog.messages
-    assert warning.startswith("reward.accuracy=right: the value -1 is no accuracy") and "{score, acc}" in warning
+    assert (
+        warning.startswith("reward.accuracy=right: values below 0 or above 1 are no accuracies")
+        and "{score, acc}" in warning
+    )
 
 
 def test_one_set_decides_the_name_for_all(ranks):
