@@ -30,7 +30,7 @@ from rft.logger.history import (
     write_atomically,
 )
 from rft.logger.media import MediaFile, media_files
-from rft.logger.redact import redact
+from rft.redaction import redact
 
 Store = Callable[[Mapping[str, Any], Path, Path], dict[str, Any]]  # a row, the run folder, that of the file
 
