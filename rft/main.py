@@ -25,8 +25,9 @@ from rich.console import Console
 from rich.text import Text
 
 from rft.errors import Problems, Stopped, report_to_torchrun
-from rft.logger.redact import redact, redact_log_records, resolve
+from rft.logger.redact import resolve
 from rft.modes import find_mode
+from rft.redaction import redact, redact_log_records, redact_tracebacks
 from rft.registry import did_you_mean
 from rft.sanitize import printable
 from rft.setup.renamed import elsewhere, renamed_group, renamed_key, renamed_option
@@ -64,6 +65,7 @@ def run_job(config: DictConfig) -> float:
         recipe = Path(source.path) / f"{str(job.job.config_name).removesuffix('.yaml')}.yaml"
         if source.provider == "command-line" and recipe.is_file():  # with -cd alone the folder only adds options
             check_recipe(recipe)
+    redact_tracebacks()
     plain = resolve(config)
     redact_log_records()
     console = Console(quiet=os.environ.get("RANK", "0") != "0", markup=False)

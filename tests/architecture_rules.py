@@ -35,6 +35,7 @@ ROOT_MODULES = (
     "conditions",
     "errors",
     "metrics",
+    "redaction",
     "distributed",
     "stateful",
     "sanitize",

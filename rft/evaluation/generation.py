@@ -221,7 +221,7 @@ def results_of(
     if outside and world.rank == 0:
         warn_once(
             f"reward.accuracy={accuracy}: values below 0 or above 1 are no accuracies, so evaluations report "
-            "eval/<set>/score, the mean of these values; for an accuracy return {score, acc} from the function, or name "
+            "eval/<set>/score, the mean of these values; for an accuracy return {score, acc} from the function or name "
             "another term"
         )
     return {

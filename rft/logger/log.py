@@ -32,7 +32,7 @@ from rft.logger.history import (
     trajectory_files,
 )
 from rft.logger.media import MediaFile, media_files
-from rft.logger.redact import redact
+from rft.redaction import redact
 from rft.sanitize import printable
 
 Store = Callable[[Mapping[str, Any], Path, Path], dict[str, Any]]  # a row, the run folder, that of the file

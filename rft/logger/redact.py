@@ -1,10 +1,10 @@
-"""Keeps values of environment variables out of files and messages.
+"""Keeps values of environment variables out of files.
 
-The run uses the value of `${oc.env:NAME}`. `config.yaml`, the report, the loggers and every message have the text
-`${oc.env:NAME}` instead. One rule holds for all variables, so no option has to say which of them are secrets.
+The run uses the value of `${oc.env:NAME}`. `config.yaml`, the report and the loggers have the text `${oc.env:NAME}`
+instead, and `rft.redaction` writes it in the place of the value into every message. One rule holds for all variables,
+so no option has to say which of them are secrets.
 """
 
-import logging
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -12,12 +12,9 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.resolvers import oc
 
-from rft.sanitize import printable
+from rft.redaction import hide
 
 RESOLVER = "oc.env"
-SHORTEST = 6  # characters; a shorter value is not searched for in messages: it may be part of any word
-
-_hidden: dict[str, str] = {}  # values of this process, and the text that messages have in their place
 
 
 class EnvironmentText(str):
@@ -40,7 +37,7 @@ class EnvironmentText(str):
 
 def resolve(config: DictConfig) -> dict[str, Any]:
     """Resolves a config to plain containers. Texts that an environment variable is part of are `EnvironmentText`, and
-    `redact` hides them and the variables from now on. A number made with `oc.decode` stays a number.
+    `rft.redaction` hides them and the variables from now on. A number made with `oc.decode` stays a number.
 
     Raises:
         OmegaConfBaseException: a value is missing, or an interpolation cannot be resolved.
@@ -68,29 +65,10 @@ def public_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _public(value) for key, value in config.items()}
 
 
-def redact(text: str) -> str:
-    """A message without values of environment variables that `resolve` has read; longer values are replaced first."""
-    for value in sorted(_hidden, key=len, reverse=True):
-        text = text.replace(value, _hidden[value])
-    return text
-
-
-def redact_log_records() -> None:
-    """Redacts what the handlers of the root logger write, without what a terminal interprets."""
-    for handler in logging.getLogger().handlers:
-        if _redact_record not in handler.filters:
-            handler.addFilter(_redact_record)
-
-
-def _redact_record(record: logging.LogRecord) -> bool:
-    record.msg, record.args = printable(redact(record.getMessage())), ()
-    return True
-
-
 def _hide(value: str | None, source: str, used: list[str]) -> None:
     """Hides a value that is made of variables, unless all of them have their default."""
-    if value is not None and len(value) >= SHORTEST and any(name in os.environ for name in used):
-        _hidden.setdefault(value, source)
+    if value is not None and any(name in os.environ for name in used):
+        hide(value, source)
 
 
 def _walk(node: DictConfig | ListConfig, texts: Any, used: list[str]) -> Any:

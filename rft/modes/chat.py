@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rft.modes.model import Answering
+from rft.redaction import redact
 from rft.rollout.engine.base import Request, row_seed
 from rft.rollout.sampler import Sampler
 from rft.sanitize import printable
@@ -65,7 +66,7 @@ def talk(job: Answering, sampler: Sampler, console: Console) -> int:
         try:
             prompt = job.encoder.prompt({"prompt": turns_so_far if turns else line})
         except ValueError as error:
-            console.print(Text(printable(f"the prompt cannot be encoded: {error}"), style="red"))
+            console.print(Text(printable(redact(f"the prompt cannot be encoded: {error}")), style="red"))
             continue
         if len(prompt) + sampling.max_new_tokens > context:
             sizes = f"{len(prompt)} tokens and an answer of rollout.max_new_tokens={sampling.max_new_tokens}"

@@ -12,6 +12,7 @@ from rft.evaluation.base import metric_value
 from rft.logger.log import STARTED
 from rft.modes.plan.largest import memory_by_stage
 from rft.setup.assembly import Job
+from rft.setup.typed import typed_overrides
 from rft.train.folder.run_folder import finished_run
 
 LONGEST_SUFFIX = 128  # characters: file names have at most 255 bytes, and the run's name comes first
@@ -67,7 +68,7 @@ def sweep_suffix(config: dict[str, Any]) -> str:
     for name, keys in ((config["name"], {"name"}), (default, {"data", "algorithm", "seed"})):
         if re.search(rf"(?<!\w){re.escape(str(name))}(?!\w)", config["output_dir"]):
             shown |= keys
-    own = ",".join(sorted(text for text in HydraConfig.get().overrides.task if text.partition("=")[0] not in shown))
+    own = ",".join(sorted(text for text in typed_overrides() if text.partition("=")[0] not in shown))
     if not own:
         return ""
     suffix = "+" + re.sub(r"[^\w.,=+-]+", "_", own)

@@ -14,6 +14,7 @@ from rft.batch.entries import PROMPT_OPENS
 from rft.data.rows.lazy import PlacedRows, Row, Rows, load, place
 from rft.distributed import SINGLE_PROCESS
 from rft.modes.model import display
+from rft.redaction import redact
 from rft.reward.call import head
 from rft.reward.certificate.grader import GraderCertificate, Kind, certify, probes
 from rft.reward.compose import WeightedSum
@@ -88,7 +89,7 @@ def _with_thoughts(job: Components, rows: PlacedRows, console: Console) -> Place
         encoder = job.make_encoder(tokenizer, job.make_processor(tokenizer))
         entries = [encoder.thoughts.entry(prompt) for prompt in encoder.whole_prompts(rows)]
     except ValueError as error:  # the terms can be certified without a prompt
-        console.print(f"thoughts: the prompts are not rendered: {error}", markup=False, soft_wrap=True)
+        console.print(redact(f"thoughts: the prompts are not rendered: {error}"), markup=False, soft_wrap=True)
         return rows
     return PlacedRows(zip(rows.places, map(or_, rows, entries), strict=True))
 

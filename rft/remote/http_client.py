@@ -21,6 +21,7 @@ try:  # huggingface_hub depends on httpx2 from version 2 on and on httpx before;
 except ImportError:
     import httpx  # type: ignore[no-redef]
 
+from rft.redaction import hide
 from rft.sanitize import one_line
 
 LOG_EVERY_S = 30.0  # seconds between the log lines of a long wait
@@ -181,7 +182,10 @@ def key_named(token: str | None, where: str) -> str | None:
     """
     if token is not None and token not in os.environ:
         raise ValueError(f"{where}.token={token}: there is no such environment variable; set it")
-    return None if token is None else os.environ[token]
+    if token is None:
+        return None
+    hide(os.environ[token], f"${{oc.env:{token}}}")
+    return os.environ[token]
 
 
 @functools.cache

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from rft.logger.history import ELAPSED, STDERR, History, duration, headline_names, short, write_atomically
 from rft.logger.log import STARTED
+from rft.redaction import redact
 from rft.report.chart import COLORS, Curve, draw
 from rft.report.page import page
 from rft.report.run_page import REPORT
@@ -175,7 +176,7 @@ class CompareRuns(Callback):
             self._runs.append(SweepRun(folder, overrides, float(result) if isinstance(result, int | float) else None))
         else:
             error = job_return._return_value  # `return_value` would raise it
-            self._runs.append(SweepRun(folder, overrides, failure=f"{type(error).__name__}: {error}"))
+            self._runs.append(SweepRun(folder, overrides, failure=redact(f"{type(error).__name__}: {error}")))
         write_comparison(self._runs, self._target)
         if any(run.failure for run in self._runs):
             self._show()

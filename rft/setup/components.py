@@ -24,7 +24,7 @@ from rft.evaluation.generation import GenerationEvaluator, GenerationOptions
 from rft.evaluation.loss import LossEvaluator
 from rft.evaluation.preference import ScoreEvaluator
 from rft.logger.log import Sink
-from rft.logger.redact import redact
+from rft.redaction import redact
 from rft.registry import Target
 from rft.remote.watchdog import Watchdog
 from rft.reward.compose import WeightedSum

@@ -27,7 +27,14 @@ def typed_keys() -> dict[str, str]:
             assert isinstance(body, dict)
             kept = {name: value for name, value in body.items() if name not in PACKAGE_ONLY}
             found |= dict.fromkeys(without_whole_nodes(leaves(kept, "")), str(file))
-    return found | dict.fromkeys(override_keys(list(job.overrides.task)), "")
+    return found | dict.fromkeys(override_keys(typed_overrides()), "")
+
+
+def typed_overrides() -> list[str]:
+    """The overrides of the command line as they were typed: `key=${oc.env:NAME}`, not with the variable's value."""
+    found = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    assert isinstance(found, list)
+    return list(map(str, found))
 
 
 def override_keys(overrides: Sequence[str]) -> list[str]:

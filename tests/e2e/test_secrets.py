@@ -2,26 +2,30 @@
 
 import json
 import shutil
+import sys
 
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from rft.actor.init import read_config
-from rft.errors import Problems
+from rft.errors import FunctionError, Problems
 from rft.logger.redact import resolve
 from rft.main import main
 from rft.setup.assembly import Job
 from tests.conftest import CONFIG
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-SECRET, TEXT = "sk-3141592653589793", "${oc.env:RFT_TEST_SECRET}"
+SECRET, TEXT = "sk-3141592'f(1)==", "${oc.env:RFT_TEST_SECRET}"
 REWARD = f"""
+import json
+from urllib.parse import quote
+
 def score(response, row, *, key):
     return float(key == "Bearer {SECRET[:4]}" + "{SECRET[4:]}")
 
 def failing(response, row, *, key):
-    raise ValueError(f"the server refuses {{key}}")
+    raise ValueError(f"the server refuses {{key}}, {{key!r}}, {{json.dumps(key)}}, {{quote(key)}}")
 """
 STEPS = ("steps=2", "trajectories.every=1", "checkpoint.every=1", "reward.terms.format.weight=0", "warmup=none")
 
@@ -95,15 +99,23 @@ def test_another_secret_continues_the_run(overrides, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.glob("run*")] == ["run"]
 
 
-def test_no_message_holds_a_secret(overrides, tmp_path, monkeypatch, capsys):
+def test_no_message_and_no_traceback_holds_a_secret(overrides, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
     monkeypatch.setattr("sys.argv", ["rft", *overrides("failing")])
+    monkeypatch.setattr("sys.excepthook", sys.excepthook)
     with pytest.raises(SystemExit):
         main()
     printed = capsys.readouterr()
-    assert "the server refuses Bearer ${oc.env:RFT_TEST_SECRET}" in " ".join(printed.err.split())
-    assert SECRET not in printed.err + printed.out
-    assert "refuses Bearer ${oc.env:RFT_TEST_SECRET}" in (tmp_path / "error.json").read_text()
+    assert f"the server refuses Bearer {TEXT}" in " ".join(printed.err.split())
+    assert SECRET[:7] not in printed.err + printed.out
+    assert f"refuses Bearer {TEXT}" in (tmp_path / "error.json").read_text()
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(FunctionError) as raised:
+        main()
+    sys.excepthook(raised.type, raised.value, raised.tb)  # as the interpreter does
+    printed = capsys.readouterr()
+    assert "Traceback" in printed.err and f"the server refuses Bearer {TEXT}" in printed.err
+    assert SECRET[:7] not in printed.err + printed.out
     (tmp_path / "rewards.py").unlink()
     shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)  # its bytecode, where Python writes it
     assert holding(tmp_path, SECRET) == []

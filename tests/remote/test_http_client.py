@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from rft.remote.http_client import BadResponse, RequestFailed, RequestRefused, ServerClient, deadline
+from rft import redaction
+from rft.remote.http_client import BadResponse, RequestFailed, RequestRefused, ServerClient, deadline, key_named
 from rft.remote.server_process import free_port
 
 
@@ -231,3 +232,14 @@ def test_time_may_cure_a_server_that_is_busy_or_fails_but_not_a_wrong_request():
     assert all(RequestRefused("", status).transient for status in (408, 409, 429, 500, 503))
     assert not any(RequestRefused("", status).transient for status in (400, 401, 404, 413, 422))
     assert RequestFailed("").transient and BadResponse("").transient
+
+
+def test_the_key_that_an_option_names_is_in_no_message(monkeypatch):
+    monkeypatch.setattr(redaction, "_hidden", {})
+    monkeypatch.setenv("RFT_T_KEY", "sk-31415\n")
+    assert key_named("RFT_T_KEY", "teacher") == "sk-31415\n" and key_named(None, "teacher") is None
+    assert redaction.redact("Illegal header value b'Bearer sk-31415\\n'") == (
+        "Illegal header value b'Bearer ${oc.env:RFT_T_KEY}'"
+    )
+    with pytest.raises(ValueError, match=r"^teacher\.token=RFT_T_NONE: there is no such environment variable"):
+        key_named("RFT_T_NONE", "teacher")

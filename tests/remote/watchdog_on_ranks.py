@@ -15,7 +15,8 @@ from omegaconf import OmegaConf
 from torch.distributed.device_mesh import init_device_mesh
 
 from rft.distributed import leave, start
-from rft.logger.redact import redact, resolve
+from rft.logger.redact import resolve
+from rft.redaction import redact
 from rft.remote import watchdog
 from rft.train.checkpoint import checkpoints
 from rft.train.checkpoint.checkpoints import Checkpoints

@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from rft.errors import Problems
 from rft.setup.components import Components
-from rft.setup.typed import override_keys, typed_keys
+from rft.setup.typed import override_keys, typed_keys, typed_overrides
 from tests.helpers import CONFIG
 
 SFT = "algorithm.source samples no texts"
@@ -97,6 +97,15 @@ def typed(monkeypatch):
         return OmegaConf.to_container(config, resolve=True)
 
     return compose_typed
+
+
+@pytest.mark.parametrize("value", ["abc==", "x'y", "f(1)", "[1,", "a,b"])
+def test_the_value_of_a_variable_is_no_override(typed, value, monkeypatch):
+    monkeypatch.setenv("RFT_T_SECRET", value)
+    overrides = ["+reward.note=${oc.env:RFT_T_SECRET}", "seed=3"]
+    assert typed(overrides)["reward"]["note"] == value
+    assert typed_overrides()[:2] == overrides
+    assert {"reward.note", "seed"} <= typed_keys().keys()
 
 
 @pytest.mark.parametrize("override", REFUSED)

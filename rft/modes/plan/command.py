@@ -9,6 +9,7 @@ from rich.console import Console
 
 from rft.modes.plan.config_origin import origins
 from rft.modes.plan.report import plan
+from rft.setup.typed import typed_overrides
 
 
 def plan_run(config: dict[str, Any], console: Console) -> float:
@@ -23,5 +24,5 @@ def plan_run(config: dict[str, Any], console: Console) -> float:
     """
     hydra = HydraConfig.get()
     loader = GlobalHydra.instance().config_loader()
-    changed = origins(loader, str(hydra.job.config_name), hydra.overrides.task, "main")
+    changed = origins(loader, str(hydra.job.config_name), typed_overrides(), "main")
     return plan(config, int(os.environ.get("WORLD_SIZE", "1")), changed, console)

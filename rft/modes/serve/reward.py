@@ -69,12 +69,11 @@ def _run(
     reward: WeightedSum, marks: Mapping[str | None, str], limits: Limits, key: str, listening: socket.socket
 ) -> None:
     """Answers requests until the process gets SIGINT or SIGTERM, which uvicorn raises again once it has ended."""
-    import uvicorn
-
+    from rft.remote.http_server import make_server
     from rft.reward.serving.app import make_app
 
-    app, end_s = make_app(reward, marks, limits, key), limits.end_s
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=end_s))
+    app = make_app(reward, marks, limits, key)
+    server = make_server(app, limits, timeout_graceful_shutdown=limits.end_s)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a script ignores it
     try:

@@ -186,7 +186,8 @@ def read_statements(text: str, asserts: Asserts, entry_point: str | None) -> Cas
     imports = [one for one in body if isinstance(one, ast.Import | ast.ImportFrom)]
     tests = [one.test for one in body if isinstance(one, ast.Assert)]
     if len(imports) + len(tests) == len(body):
-        calls = [_compared(test) or (_inside(test) if asserts == "inside" else None) for test in tests]
+        others = set().union(*map(_bound, imports)) | vars(builtins).keys()
+        calls = [_compared(test, others) or (_inside(test) if asserts == "inside" else None) for test in tests]
         if None not in calls:
             return Cases(calls=tuple(filter(None, calls)), setup=_source(imports))
     if not any(isinstance(one, ast.Assert) for statement in body for one in ast.walk(statement)):
@@ -264,11 +265,20 @@ def _bound(tree: ast.AST) -> set[str]:
     return found
 
 
-def _compared(test: ast.expr) -> Call | None:
-    """`assert f(1) == 2` is the call `f(1)`, whose value is compared outside with 2; `assert f(1)`, with True."""
+def _compared(test: ast.expr, others: set[str]) -> Call | None:
+    """`assert f(1) == 2` is the call `f(1)`, whose value is compared outside with 2; `assert f(1)`, with True.
+
+    Of `assert (f(1) == 2) == True` an object of the program would compute the value, so it is none.
+
+    Args:
+        test: of the assert statement.
+        others: names of functions that are not the program's.
+    """
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
         for one, other in ((test.left, test.comparators[0]), (test.comparators[0], test.left)):
             if _literal(other) and not _literal(one):
+                if isinstance(ast.literal_eval(other), bool) and not _calls_program(one, others):
+                    return None
                 return Call({"expression": ast.unparse(one)}, [plain(ast.literal_eval(other))])
     inner, wanted = test, True
     while isinstance(inner, ast.UnaryOp) and isinstance(inner.op, ast.Not):
@@ -278,6 +288,15 @@ def _compared(test: ast.expr) -> Call | None:
         if all(map(_literal, arguments)):
             return Call({"expression": f"bool({ast.unparse(inner)})"}, [wanted])
     return None
+
+
+def _calls_program(node: ast.expr, others: set[str]) -> bool:
+    """Whether an expression is a call of a function of the program, or of a method of such a call's value."""
+    if not isinstance(node, ast.Call):
+        return False
+    while isinstance(node, ast.Call | ast.Attribute):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return isinstance(node, ast.Name) and node.id not in others
 
 
 def _inside(test: ast.expr) -> Call:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rft.reward.sandbox.cases import Script
+from rft.reward.sandbox.checks import mark_checks
 from rft.reward.sandbox.isolation import separate
 from rft.reward.sandbox.sandbox import GRACE_S, Sandbox, SandboxFailed, Spawned, readable
 from rft.reward.term import Unscored
@@ -19,7 +20,8 @@ END_S = 2.0  # until the sandbox says how the tests have ended
 
 def count_passed(sandbox: Sandbox, program: str, script: Script) -> int | Unscored:
     """How many tests of a script a program passes; `Unscored` if the sandbox fails or the tests themselves do."""
-    tests = f"{SOURCE}\nrun_tests({script.setup!r}, {list(script.tests)!r}, {list(script.names)!r})\n"
+    setup, tests, has_assert = mark_checks(script)
+    testing = f"{SOURCE}\nrun_tests({setup!r}, {tests!r}, {list(script.names)!r}, {has_assert})\n"
     limits = sandbox.options.limits
     try:
         with _pipe() as calls, _pipe() as values, _pipe() as verdicts:
@@ -28,7 +30,7 @@ def count_passed(sandbox: Sandbox, program: str, script: Script) -> int | Unscor
             candidate = _spawn(sandbox, f"{SOURCE}\nanswer_calls({program!r})\n", streams)
             try:
                 streams = (values.pop("reader"), calls.pop("writer"), verdicts.pop("writer"))
-                tester = _spawn(sandbox, tests, streams)
+                tester = _spawn(sandbox, testing, streams)
                 said = _read(verdicts["reader"], limits.seconds + GRACE_S, limits.output_kib * 1024)
                 verdict = tester.end(END_S)
             finally:

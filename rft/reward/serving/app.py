@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 
 from rft.data.strict_json import value_of
 from rft.errors import FunctionError
+from rft.remote.http_server import read_body
 from rft.reward.compose import WeightedSum
 from rft.reward.serving.endpoints import (
     Batch,
@@ -24,7 +25,6 @@ from rft.reward.serving.limits import Limits
 from rft.reward.serving.measures import Measures
 from rft.reward.serving.scoring import Full, Scoring
 
-MIB = 2**20
 PROMETHEUS = "text/plain; version=0.0.4"
 
 
@@ -90,9 +90,10 @@ def _handler(
     """The function that answers the requests of a path."""
 
     async def handle(request: Request) -> JSONResponse:
-        batch = _read(endpoint, await _body(request, limits), scoring.reward, limits)
         try:
-            scores = await scoring.score(batch.responses, batch.rows)
+            with scoring.admitted():
+                batch = _read(endpoint, await _body(request, limits), scoring.reward, limits)
+                scores = await scoring.score(batch.responses, batch.rows)
             measures.add(scores)
             return JSONResponse(endpoint.answer(batch, scores, scoring.reward))
         except Full as error:
@@ -106,11 +107,7 @@ def _handler(
 
 async def _body(request: Request, limits: Limits) -> Any:
     """The JSON of a request."""
-    data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > limits.body_mib * MIB:
-            raise HTTPException(413, f"a request may have {limits.body_mib:g} MiB (serve.limits.body_mib)")
+    data = await read_body(request, limits, "serve.limits.body_mib")
     try:
         return value_of(data.decode())
     except ValueError as error:

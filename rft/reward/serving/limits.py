@@ -2,21 +2,20 @@
 
 from dataclasses import dataclass
 
-from rft.ranges import PositiveFloat, PositiveInt
+from rft.ranges import PositiveInt
+from rft.remote.http_limits import HttpLimits
 
 
 @dataclass
-class Limits:
+class Limits(HttpLimits):
     """What a server accepts; the yaml documents each option.
 
     Attributes:
-        body_mib: size of a request in MiB.
         rows: responses of a request, and of all requests that are scored together.
-        requests: requests at the same time, waiting or being scored.
+        requests: requests at the same time: arriving, waiting or being scored.
         end_s: seconds for requests in flight when the server ends.
     """
 
-    body_mib: PositiveFloat
     rows: PositiveInt
     requests: PositiveInt
     end_s: PositiveInt

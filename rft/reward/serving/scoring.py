@@ -4,8 +4,9 @@ together: one at a time would leave worker processes idle and make the batches o
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +42,7 @@ class Scoring:
 
     Attributes:
         reward: as given.
-        in_flight: requests that wait or are being scored.
+        in_flight: requests that arrive, wait or are being scored.
     """
 
     def __init__(self, reward: WeightedSum, limits: Limits) -> None:
@@ -52,24 +53,32 @@ class Scoring:
         self._thread = ThreadPoolExecutor(1)
         self._task: asyncio.Task[None] | None = None
 
-    async def score(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Scores:
-        """The scores of N responses; see `WeightedSum.score`.
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Inside, a request is in flight. It enters before its body is read.
 
         Raises:
             Full: too many requests are in flight.
-            FunctionError: a term has returned what is no list of scores.
         """
         if self.in_flight >= self._limits.requests:
             raise Full
         self.in_flight += 1
         try:
-            waiting = Waiting(responses, rows, asyncio.get_running_loop().create_future())
-            self._waiting.append(waiting)
-            if self._task is None or self._task.done():
-                self._task = asyncio.create_task(self._score_all())
-            return await waiting.scores
+            yield
         finally:
             self.in_flight -= 1
+
+    async def score(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Scores:
+        """The scores of N responses; see `WeightedSum.score`.
+
+        Raises:
+            FunctionError: a term has returned what is no list of scores.
+        """
+        waiting = Waiting(responses, rows, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._score_all())
+        return await waiting.scores
 
     async def _score_all(self) -> None:
         """Scores until no request waits."""

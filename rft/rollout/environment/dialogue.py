@@ -1,5 +1,6 @@
 """A conversation of sampled answers and given messages, held as token ids. No answer is encoded again."""
 
+import copy
 from typing import Any
 
 from rft.batch.encoded import EncodedText
@@ -89,6 +90,14 @@ class Dialogue:
             self.forks.append(str(reason))
             self.prompt = self._template.rendered(self._messages, self._tools)
             self._rows.append([Segment(self.prompt, trains=False)])
+
+    def extended(self, messages: list[Message]) -> "Dialogue":
+        """A longer dialogue; this one stays as it is. Arguments and errors are those of `extend`."""
+        longer = copy.copy(self)
+        longer.forks, longer._messages = list(self.forks), list(self._messages)
+        longer._rows = [list(row) for row in self._rows]
+        longer.extend(messages)
+        return longer
 
     def _append(self, segment: Segment) -> None:
         self._rows[-1].append(segment)

@@ -1,11 +1,12 @@
 """Tests that run apart from the program: HumanEval and MBPP, and programs that try to pass without being right."""
 
+import builtins
 import os
 
 import pytest
 
 from rft.reward.sandbox.cases import Script
-from rft.reward.sandbox.isolation.separate import decode, encode
+from rft.reward.sandbox.isolation.separate import MARK, ProgramError, decode, encode, error_of
 from rft.reward.sandbox.separate import count_passed
 from rft.reward.term import Unscored
 from tests.reward.sandbox.attacks import writes
@@ -93,6 +94,14 @@ ATTACKS = {
     "exits in the call": "import os\ndef order(numbers): os._exit(0)",
     "raises SystemExit": "import sys\ndef order(numbers): sys.exit(0)",
     "raises an error that a test could expect": "def order(numbers): raise StopIteration",
+    "ends all iterations": "def order(numbers): raise StopAsyncIteration",
+    "exits at its end": f"import atexit, os\natexit.register(os._exit, 0)\n{NOTHING}",
+    "redefines map, all and abs": f"import builtins as b\nb.map = b.all = b.abs = lambda *a: 0\n{NOTHING}",
+    "patches unittest": f"import unittest\nunittest.TestCase.assertEqual = lambda *a: None\n{NOTHING}",
+    "a generator": "def order(numbers): yield from sorted(numbers)",
+    "a thread that exits": f"import os, threading\nthreading.Thread(target=os._exit, args=(0,)).start()\n{NOTHING}",
+    "prints a verdict": f"print('0')\n{NOTHING}\nprint('[\"value\", []]', 0, flush=True)",
+    "calls the mark of a check": f"import builtins, sys\nbuiltins.{MARK} = lambda: 0\n{NOTHING}",
     "writes a verdict": writes("b'0\\n1\\n' * 20", 0) + NOTHING,
     "writes values ahead": writes("b'[\"value\", []]\\n' * 20", 0) + NOTHING,
     "writes what is no value": writes('b\'["value", {"tuple": 3}]\\n\'') + NOTHING,
@@ -180,6 +189,69 @@ def test_the_program_does_not_see_the_tests(sandbox):
     program = "import gc\ndef find():\n    mark = '-'.join(['a', 'mark'])\n"
     program += "    return any(mark in repr(o) for o in gc.get_objects() if isinstance(o, (dict, list, tuple)))"
     assert count_passed(sandbox, program, Script("mark = 'a-mark'", ("assert not find(), 'a-mark'",), ("find",))) == 1
+
+
+LOOPS = {
+    "map": "def check(c):\n    for value in map(c, [[2, 1], [1]]):\n        assert value in ([1, 2], [1])",
+    "iter": "def check(c):\n    for value in iter(lambda: c([2, 1]), [1, 2]):\n        assert False",
+    "all": "def check(c):\n    assert all(map(lambda x: c(x) == sorted(x), [[2, 1], [1]]))",
+    "zip": "def check(c):\n    for value, right in zip(c([2, 1]), [1, 2]):\n        assert value == right",
+    "swallowed": "def check(c):\n    for x in [[2, 1], [1]]:\n        try:\n            value = c(x)\n"
+    "        except Exception:\n            continue\n        assert value == sorted(x)",
+    "thread": "import threading\ndef check(c):\n    found = []\n    def run():\n        found.append(c([2, 1]))\n"
+    "    t = threading.Thread(target=run)\n    t.start()\n    t.join()\n"
+    "    for x in found:\n        assert x == [1, 2]",
+    "generator": "def check(c):\n    def each():\n        for x in [[2, 1], [1]]:\n            yield c(x), sorted(x)\n"
+    "    for value, right in each():\n        assert value == right",
+}
+ENDS = ["StopIteration", "StopAsyncIteration", "GeneratorExit", "SystemExit", "KeyboardInterrupt", "BaseException"]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_tests_whose_checks_do_not_run_are_not_passed(loop, code):
+    row = {"tests": LOOPS[loop], "entry_point": "order"}
+    assert passed(code, RIGHT, row) == 1.0
+    for program in [*(f"def order(x): raise {kind}" for kind in ENDS), NOTHING]:
+        assert passed(code, program, row) == 0.0, program
+
+
+HONEST = [
+    "def check(c):\n    for x in [[2, 1]]:\n        assert c(x) == [1, 2]",
+    "def check(c):\n    try:\n        c(3)\n        assert c([1]) == [2]\n    except TypeError:\n        pass",
+    "def check(c):\n    try:\n        c(3)\n    except Exception:\n        return\n    assert False, 'no error'",
+    "from contextlib import suppress\ndef check(c):\n    if c([2, 1]) != [1, 2]:\n        raise AssertionError\n"
+    "    with suppress(TypeError):\n        assert c(3) == 4",
+    "import unittest\nclass T(unittest.TestCase):\n"
+    "    def test(self):\n        self.assertEqual(order([2, 1]), [1, 2])\n"
+    "    def test_error(self):\n        with self.assertRaises(TypeError):\n            order(3)\n"
+    "result = unittest.defaultTestLoader.loadTestsFromTestCase(T).run(unittest.TestResult())\n"
+    "assert result.wasSuccessful()",
+    "def test_pair():\n    assert order([2, 1]) == [1, 2]\ndef test_empty():\n    assert not order([])\n"
+    "test_pair()\ntest_empty()",
+    "def leave():\n    raise SystemExit(0)\ntry:\n    leave()\nexcept SystemExit:\n    assert order([2, 1]) == [1, 2]",
+    "assert (order([2, 1]) == [1, 2]) == True",
+]
+
+
+@pytest.mark.parametrize("tests", HONEST)
+def test_styles_of_tests_pass_a_right_program_and_no_other(tests, code):
+    row = {"tests": tests, "entry_point": "order"}
+    assert passed(code, RIGHT, row) == 1.0
+    for name in ("equal to everything", "raises an error that a test could expect"):
+        assert "except Exception" in tests or passed(code, ATTACKS[name], row) == 0.0, name
+
+
+def test_a_program_that_fails_in_the_setup_of_the_tests_fails(code):
+    row = {"tests": "class T:\n    first = order([2, 1])\nassert T.first == [1, 2]", "entry_point": "order"}
+    assert passed(code, RIGHT, row) == 1.0 and passed(code, "def order(x): raise KeyError", row) == 0.0
+
+
+def test_an_error_keeps_its_type_unless_it_steers_its_caller():
+    for name in ("ValueError", "UnicodeDecodeError", "OSError", "AssertionError"):
+        error = error_of(name)
+        assert type(error) is getattr(builtins, name) and isinstance(str(error), str)
+    for name in (*ENDS, "ExceptionGroup", "print", "Own", 3, None, ["ValueError"]):
+        assert type(error_of(name)) is ProgramError
 
 
 VALUES = [None, True, -0.0, 10**30, "é\ud800", b"\xff", (1, [2]), {1: {2.5}, (1,): frozenset()}, 1j, [[]]]

@@ -7,9 +7,8 @@ import urllib.error
 import urllib.request
 from contextlib import contextmanager
 
-import uvicorn
-
 from rft.modes.serve.reward import fingerprints
+from rft.remote.http_server import make_server
 from rft.remote.server_process import free_port
 from rft.reward.serving.app import make_app
 from rft.reward.serving.limits import Limits
@@ -18,7 +17,7 @@ from tests.reward.reward_of import reward_of
 
 KEY = "secret"
 THOUGHTS = {"reasoning": ["<think>", "</think>"], "prompt_opens": None, "include_prefill": False}
-LIMITS = {"body_mib": 1.0, "rows": 64, "requests": 8, "end_s": 5}
+LIMITS = {"body_mib": 1.0, "request_s": SOON_S, "connections": 64, "rows": 64, "requests": 8, "end_s": 5}
 
 
 @contextmanager
@@ -26,8 +25,9 @@ def served(terms, accuracy, limits=None):
     """Serves terms with the token `KEY`; gives the address."""
     reward, port = reward_of(terms, accuracy), free_port()
     marks = fingerprints({"terms": terms, "route": {}, **THOUGHTS})
-    app = make_app(reward, marks, Limits(**LIMITS | (limits or {})), KEY)
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_config=None))
+    limits = Limits(**LIMITS | (limits or {}))
+    app = make_app(reward, marks, limits, KEY)
+    server = make_server(app, limits, port=port)
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:

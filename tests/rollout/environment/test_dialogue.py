@@ -136,6 +136,21 @@ def test_a_fork_renders_all_messages_again():
     ]
 
 
+@pytest.mark.parametrize("chat", [chats.CHATML, chats.MISTRAL])  # the second one forks
+def test_an_extended_dialogue_leaves_the_shorter_one_as_it_is(chat):
+    own = tokenizer(chat)
+    start, same = (Dialogue(TurnTemplate(Encoder(own, "chat", None)), TWO[:1]) for _ in range(2))
+    for one in (start, same):
+        one.answer(uncut(completion([65, own.eos_token_id])), said("A"))
+    before = list(start.prompt), start.rows, list(start.forks)
+    longer = start.extended([TWO[2]])
+    same.extend([TWO[2]])
+    assert (longer.prompt, longer.forks) == (same.prompt, same.forks) and bool(longer.forks) == (chat is chats.MISTRAL)
+    longer.answer(uncut(completion([66])), said("B"))
+    assert (list(start.prompt), start.rows, start.forks) == before
+    assert start.extended([TWO[2]]).prompt == same.prompt
+
+
 class Known(Renderer):
     """Has the tokens behind a message of a user.
 

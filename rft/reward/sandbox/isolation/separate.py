@@ -13,6 +13,8 @@ from typing import Any
 
 MOST = 1 << 24  # bytes of one value
 NAME = "program"
+MARK = "__check_runs__"  # the name of a function that the tests call where a check begins
+NOT_RAISED = (StopIteration, StopAsyncIteration, ExceptionGroup)  # two end an iterator, one has no message alone
 
 
 class ProgramError(Exception):
@@ -21,6 +23,20 @@ class ProgramError(Exception):
 
 class TestsError(Exception):
     """The tests pass to the program what is no plain data, so they cannot run apart from it."""
+
+
+def error_of(kind: object) -> Exception:
+    """An error of the program as its tests see it: of the same type if that is a built-in one, else `ProgramError`.
+
+    So is one that steers the caller: `for x in map(f, xs)` takes a StopIteration of f for the end of xs.
+
+    Args:
+        kind: the name of the type, as the program gives it.
+    """
+    found = vars(builtins).get(kind) if isinstance(kind, str) else None
+    if not isinstance(found, type) or not issubclass(found, Exception) or issubclass(found, NOT_RAISED):
+        return ProgramError(f"{kind}")
+    return found.__new__(found, kind)  # __init__ of some takes more than a message
 
 
 class catching:
@@ -112,10 +128,14 @@ class Candidate:
         name: of the function.
         calls: a descriptor, for calls.
         values: a file, with their values.
+
+    Attributes:
+        called: the program has got a call.
     """
 
     def __init__(self, name: str, calls: int, values: Any) -> None:
         self.__name__ = name
+        self.called = False
         self._calls = calls
         self._values = values
 
@@ -125,6 +145,7 @@ class Candidate:
             text = f"{json.dumps([self.__name__, encode(list(args)), encode(options)])}\n".encode()
         except TypeError as error:
             raise TestsError(str(error)) from error
+        self.called = True
         with catching() as caught:
             while text:
                 text = text[os.write(self._calls, text) :]
@@ -135,34 +156,39 @@ class Candidate:
             raise ProgramError(f"{self.__name__} gave no value: {caught.error!r}") from caught.error
         if kind == "value":
             return found
-        kept = vars(builtins).get(found) if isinstance(found, str) else None
-        raise (kept if isinstance(kept, type) and issubclass(kept, Exception) else ProgramError)(f"{found}")
+        raise error_of(found)
 
 
-def run_tests(setup: str, tests: list[str], names: list[str]) -> None:
+def run_tests(setup: str, tests: list[str], names: list[str], has_assert: bool) -> None:
     """Runs in the sandbox of the tests: writes the number of each that passes, or why they cannot run, to stderr.
 
     Args:
         setup: imports and functions of the tests.
-        tests: statements; one passes if it raises no error.
+        tests: statements; one passes if it raises no error and, with `has_assert`, has called `MARK`.
         names: of functions of the program.
+        has_assert: the tests have an assert statement; see `mark_checks`.
     """
     calls, values, verdicts = take(1), os.fdopen(take(0), "rb"), take(2)
     module = types.ModuleType("tests")
-    module.__dict__.update({name: Candidate(name, calls, values) for name in names})
+    candidates = {name: Candidate(name, calls, values) for name in names}
+    module.__dict__.update(candidates)
+    marks: list[bool] = []
+    module.__dict__[MARK] = lambda: marks.append(True)
 
     def report(value: object) -> None:
         os.write(verdicts, f"{json.dumps(value)}\n".encode())
 
     with catching() as caught:
         exec(compile(setup, "setup", "exec"), module.__dict__)
-    if caught.error is not None:  # it has made no call, so no program causes it
-        report(f"{type(caught.error).__name__}: {caught.error}")
+    if caught.error is not None:
+        if not any(one.called for one in candidates.values()):  # so no program causes it
+            report(f"{type(caught.error).__name__}: {caught.error}")
         os._exit(0)
     for number, test in enumerate(tests):
+        marks.clear()
         with catching() as caught:
             exec(compile(test, f"test {number}", "exec"), module.__dict__)
-        if caught.error is None:
+        if caught.error is None and (marks or not has_assert):
             report(number)
         elif isinstance(caught.error, TestsError):
             report(str(caught.error))

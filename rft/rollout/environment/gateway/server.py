@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
-import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from rft.batch.trajectory import Trajectory
 from rft.data.strict_json import value_of
+from rft.remote.http_limits import HttpLimits
+from rft.remote.http_server import make_server, read_body
 from rft.rollout.environment.gateway.api import ApiError, read_request
 from rft.rollout.environment.gateway.session import Session
 from rft.rollout.environment.live import LiveEnvironment
@@ -23,6 +24,7 @@ HOST = "127.0.0.1"
 KEEP_S = 3600  # seconds without a request after which a connection is closed; tools of an agent may take long
 BACKLOG = 2048  # connections that wait; all agents of a step may begin at the same time
 END_S = 1  # seconds for the connections to close
+LIMITS = HttpLimits(body_mib=32.0, request_s=60.0, connections=4096)
 
 
 class Gateway:
@@ -47,11 +49,10 @@ class Gateway:
     async def __aenter__(self) -> Self:
         """Begins to listen."""
         self._listening = socket.create_server((HOST, 0), backlog=BACKLOG)
-        config = uvicorn.Config(
-            _app(self._sessions, self._policy), log_config=None, log_level="warning", access_log=False, lifespan="off",
-            timeout_keep_alive=KEEP_S, timeout_graceful_shutdown=END_S,
+        self._server = make_server(
+            _app(self._sessions, self._policy), LIMITS, log_level="warning", lifespan="off", timeout_keep_alive=KEEP_S,
+            timeout_graceful_shutdown=END_S,
         )  # fmt: skip
-        self._server = uvicorn.Server(config)
         self._task = asyncio.create_task(self._server.serve(sockets=[self._listening]))
         return self
 
@@ -123,15 +124,16 @@ def _app(sessions: dict[str, Session], policy: Policy) -> FastAPI:
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         session = session_of(request)
-        try:
-            body = value_of((await request.body()).decode())
-        except ValueError as error:
-            raise ApiError(400, f"the body is not JSON: {error}") from error
-        asked = read_request(body, policy.sampling)
-        try:
-            answer = await session.answer(asked)
-        except asyncio.CancelledError as error:
-            raise _no_session() from error
+        with session.admitted():
+            try:
+                body = value_of((await read_body(request, LIMITS, "the gateway of agents")).decode())
+            except ValueError as error:
+                raise ApiError(400, f"the body is not JSON: {error}") from error
+            asked = read_request(body, policy.sampling)
+            try:
+                answer = await session.answer(asked)
+            except asyncio.CancelledError as error:
+                raise _no_session() from error
         if asked.stream:
             return Response(answer.events(asked, policy.encoder.decode), media_type="text/event-stream")
         return JSONResponse(answer.body(asked, policy.encoder.decode))

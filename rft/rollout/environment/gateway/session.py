@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +18,7 @@ from rft.rollout.environment.play.player import Policy
 from rft.rollout.environment.record import episode_record
 from rft.rollout.environment.turn_template import Message
 
+MOST = 32  # requests of one key at the same time; more get 429, which clients of OpenAI repeat
 HISTORY = "history"  # the reason of a fork: a request has answers, but not as the session gave them
 
 
@@ -82,6 +85,22 @@ class Session:
         self._calls, self._unreadable = 0, 0
         self._finish = Finish("stop", "")
         self._running: set[asyncio.Task[ChatAnswer]] = set()
+        self._open = 0  # requests that arrive or are answered
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Inside, a request is open. It enters before its body is read.
+
+        Raises:
+            ApiError: the session has as many as it may have.
+        """
+        if self._open == MOST:
+            raise ApiError(429, f"one key may have {MOST} requests at the same time", "rate_limit_exceeded")
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
 
     async def answer(self, request: ChatRequest) -> ChatAnswer:
         """Samples the answer to a request.
@@ -101,11 +120,10 @@ class Session:
             task.cancel()
 
     async def _answer(self, request: ChatRequest) -> ChatAnswer:
-        policy, options = self._policy, self._policy.environments.options
-        if self._asked == options.max_turns:
-            self._finish = Finish("length", self._finish.text)
-            raise ApiError(400, f"environment.max_turns={options.max_turns} answers are given", "max_turns")
-        branch = self._branch(request)
+        policy = self._policy
+        self._check_turns()
+        branch = await self._branch(request)
+        self._check_turns()  # others may have been answered meanwhile
         limit = min(self._left(branch), policy.sampling.max_new_tokens, request.limit or policy.context)
         number, self._asked = self._asked, self._asked + 1
         prompt, start = branch.dialogue.prompt, time.perf_counter()
@@ -120,22 +138,28 @@ class Session:
         self._finish = replace(answer.finish, text=read.text)
         return ChatAnswer(f"chatcmpl-{self._seed}-{number}", prompt, answer, message)
 
-    def _branch(self, request: ChatRequest) -> Branch:
-        """The dialogue of a request, which ends with its messages."""
+    def _check_turns(self) -> None:
+        most = self._policy.environments.options.max_turns
+        if self._asked == most:
+            self._finish = Finish("length", self._finish.text)
+            raise ApiError(400, f"environment.max_turns={most} answers are given", "max_turns")
+
+    async def _branch(self, request: ChatRequest) -> Branch:
+        """The dialogue of a request, which ends with its messages. A thread encodes them: long ones take seconds."""
         found = [branch for branch in self._branches if branch.continues(request)]
         try:
             if found:
                 branch = max(found, key=lambda one: len(one.messages))
                 added = request.messages[len(branch.messages) :]
                 branch.answered = False
-                branch.dialogue.extend(added)
+                branch.dialogue = await asyncio.to_thread(branch.dialogue.extended, added)
                 branch.messages += added
                 return branch
             policy = self._policy
             if request.tools and policy.format is None:
                 raise ValueError(f"{FORMAT}={AUTO}: no format reads the calls that the chat template writes; set it")
             described = policy.described(request.tools)
-            prompt = policy.template.rendered(request.messages, described)
+            prompt = await asyncio.to_thread(policy.template.rendered, request.messages, described)
             dialogue = Dialogue(policy.template, request.messages, described, prompt)
         except ValueError as error:
             raise ApiError(400, str(error), "invalid_value", "messages") from error

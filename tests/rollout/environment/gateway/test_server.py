@@ -6,6 +6,9 @@ import time
 import openai
 import pytest
 
+from rft.remote.http_limits import HttpLimits
+from rft.rollout.environment.gateway import server, session
+from rft.rollout.environment.turn_template import TurnTemplate
 from tests.conftest import SOON_S
 from tests.rollout.environment.gateway import agents
 from tests.rollout.environment.gateway.agents import TOOLS, ask, fetch, user
@@ -161,6 +164,61 @@ def test_a_request_in_progress_ends_with_its_episode():
     [[found]], _ = play(writes_slowly, node("leaves_a_request"), [{"prompt": "Q"}])
     assert found.episode["failed"] is None and found.turns == 1 == found.episode["turns"] and found.earlier == ()
     assert time.perf_counter() - start < SOON_S
+
+
+ANSWERED = threading.Event()  # another agent has its answer
+
+
+def waits_for_its_tokens(data, base_url, api_key):
+    ask(base_url, api_key, [user(data["prompt"])])
+    if data["prompt"] == "short":
+        ANSWERED.set()
+    return 1.0
+
+
+def test_the_tokens_of_one_agent_hold_up_no_other(monkeypatch):
+    rendered = TurnTemplate.rendered
+
+    def slow(self, messages, tools=None):
+        assert messages[0]["content"] == "short" or ANSWERED.wait(SOON_S), "the event loop waited"
+        return rendered(self, messages, tools)
+
+    monkeypatch.setattr(TurnTemplate, "rendered", slow)
+    found, _ = play(lambda text: "a", node("waits_for_its_tokens"), [{"prompt": "long"}, {"prompt": "short"}])
+    assert [group[0].episode["failed"] for group in found] == [None, None]
+
+
+def sends_too_much(data, base_url, api_key):
+    status, body = fetch(base_url, api_key, messages=[user("x" * 2000)])
+    assert status == 413 and "a request may have 0.001 MiB (the gateway of agents)" in body["error"]["message"]
+    thread = threading.Thread(target=fetch, args=(base_url, api_key), kwargs=ONE)
+    thread.start()
+    assert BUSY.wait(SOON_S)
+    status, body = fetch(base_url, api_key, **ONE)
+    assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded")
+    FREE.set()
+    thread.join()
+    return one_answer(base_url, api_key)
+
+
+ONE = {"messages": [user("Q")]}
+BUSY, FREE = threading.Event(), threading.Event()  # the engine has as many requests of the key as there may be
+
+
+def test_a_request_that_is_too_large_or_one_too_many_is_refused(monkeypatch):
+    monkeypatch.setattr(server, "LIMITS", HttpLimits(body_mib=1e-3, request_s=SOON_S, connections=64))
+    monkeypatch.setattr(session, "MOST", 1)
+    seen = []
+
+    def write(text):
+        seen.append(text)
+        if not BUSY.is_set():
+            BUSY.set()
+            assert FREE.wait(SOON_S)
+        return "a"
+
+    [[found]], _ = play(write, node("sends_too_much"), [{"prompt": "x"}])
+    assert found.episode["failed"] is None and len(seen) == 2
 
 
 def test_an_error_of_the_engine_ends_the_episodes():
