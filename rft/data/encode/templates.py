@@ -13,6 +13,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rft.data.rows.files import read_text
+from rft.data.strict_json import value_of
 from rft.registry import did_you_mean
 
 if TYPE_CHECKING:  # worker processes of reward rules start without transformers
@@ -149,8 +150,8 @@ class ChatTemplate:
         """
         if isinstance(tools, str):  # tables can hold schemas of different rows only as text
             try:
-                tools = json.loads(tools)
-            except (ValueError, RecursionError) as error:
+                tools = value_of(tools)
+            except ValueError as error:
                 raise ValueError(f"{what} is not JSON: {error}") from error
         if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
             raise ValueError(f"{what}: expected a list of tool schemas as {{type: function, function: ...}}")
@@ -355,8 +356,8 @@ def _as_object(arguments: Any, name: str) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        found = json.loads(arguments)
-    except (ValueError, RecursionError) as error:
+        found = value_of(arguments)
+    except ValueError as error:
         raise ValueError(f"the arguments of a call of {name} are no JSON ({error}): {arguments!r:.60}") from error
     if not isinstance(found, dict):
         raise ValueError(f"the arguments of a call of {name} are no JSON object: {arguments!r:.60}")

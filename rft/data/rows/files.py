@@ -4,20 +4,18 @@ import csv
 import glob
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rft.data.strict_json import after_blanks, value_at
+
 Located = tuple[str, dict[str, Any]]  # (file and line for messages, row)
 READ_AHEAD = 1024  # rows of a parquet file that are read at once
 LONGEST_CELL = 2**31 - 1  # characters; the default of the csv module is 131,072
-DEEPEST = 64  # levels of lists and objects in a row of json
 LONGEST_NUMBER = 308  # digits; longer ones exceed a float
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 LONG_NUMBER = re.compile(rf"[0-9]{{{LONGEST_NUMBER + 1}}}")
-SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-BLANKS = re.compile(r"[ \t\n\r]*")  # what json allows between values
 
 
 def find_files(path: str | list[str], key: str) -> list[str]:
@@ -89,97 +87,50 @@ def json_rows(path: str, key: str) -> Iterator[Located]:
         yield from json_lines(path, key)
         return
     text, number = _decoded(data, path), 0
-    decoder = _decoder(text)
-    place = _after_blanks(text, text.index("[") + 1)
+    digits = _most_digits(text)
+    place = after_blanks(text, text.index("[") + 1)
     while number or text[place : place + 1] != "]":
         number += 1
         where = f"{path} row {number}"
-        row, place = _parse(decoder, text, place, where)
+        row, place = _parse(text, place, digits, where)
         if not isinstance(row, dict):
             raise ValueError(f"{where}: expected a JSON object, got {type(row).__name__}")
         yield where, row
-        place = _after_blanks(text, place)
+        place = after_blanks(text, place)
         if text[place : place + 1] != ",":
             break
-        place = _after_blanks(text, place + 1)
+        place = after_blanks(text, place + 1)
     if text[place : place + 1] != "]" or text[place + 1 :].strip():
         raise ValueError(f"{path} row {number}: not JSON (the list does not end after it); expected a list of objects")
 
 
-def _parse(decoder: json.JSONDecoder, text: str, start: int, where: str) -> tuple[Any, int]:
-    """The JSON value at an index of a text, and the index of its end.
+def _parse(text: str, start: int, digits: int | None, where: str) -> tuple[Any, int]:
+    """`value_at` of a row, in which a number may be NaN, as tables write a missing value.
 
     Raises:
-        ValueError: it is not JSON, a key occurs twice in an object, it is nested too deeply, a number is too long or a
-            text is not Unicode; names `where`.
+        ValueError: it is not JSON, or beyond the limits; names `where`.
     """
     try:
-        value, end = decoder.raw_decode(text, start)
-    except RecursionError:
-        raise ValueError(f"{where}: {TOO_DEEP}") from None
+        return value_at(text, start, unique=True, finite=False, digits=digits)
     except json.JSONDecodeError as error:
         raise ValueError(f"{where}: not JSON ({error}); write an object with double quotes") from error
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
-    if text.count("[", start, end) + text.count("{", start, end) > DEEPEST and _too_deep(value):
-        raise ValueError(f"{where}: {TOO_DEEP}")
-    if SURROGATE.search(text, start, end):
-        try:
-            json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            found = error.object[error.start].encode("unicode-escape").decode()
-            raise ValueError(
-                f"{where}: half of a surrogate pair, {found}, is no character; write the text in UTF-8"
-            ) from None
-    return value, end
+
+
+def _most_digits(text: str) -> int | None:
+    """The limit of digits; None, which reads faster, where no number of the text reaches it."""
+    return LONGEST_NUMBER if LONG_NUMBER.search(text) else None
 
 
 def _object(text: str, where: str) -> dict[str, Any]:
     """The JSON object that is the whole text."""
-    row, end = _parse(_decoder(text), text, _after_blanks(text, 0), where)
+    row, end = _parse(text, 0, _most_digits(text), where)
     if text[end:].strip():
         raise ValueError(f"{where}: not JSON (more text follows the value); expected one object a line")
     if not isinstance(row, dict):
         raise ValueError(f"{where}: expected one JSON object a line, got {type(row).__name__}")
     return row
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"the key {twice!r:.60} occurs twice in one object; remove one")
-    return found
-
-
-def _number(digits: str) -> int:
-    if len(digits.lstrip("-")) > LONGEST_NUMBER:
-        raise ValueError(f"a number of {len(digits):,} digits; write it as a text")
-    return int(digits)
-
-
-DECODER = json.JSONDecoder(object_pairs_hook=_unique)
-NUMBERS_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_int=_number)  # slow where there are many numbers
-TOO_DEEP = f"lists and objects are nested more than {DEEPEST} levels deep; write flatter rows"
-
-
-def _decoder(text: str) -> json.JSONDecoder:
-    """The decoder of a text: with a check of every number if there may be a long one."""
-    return NUMBERS_DECODER if LONG_NUMBER.search(text) else DECODER
-
-
-def _too_deep(value: Any) -> bool:
-    level = [value]
-    for _ in range(DEEPEST):
-        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
-        level = [item for items in inner for item in items]
-    return any(isinstance(item, dict | list) for item in level)
-
-
-def _after_blanks(text: str, place: int) -> int:
-    found = BLANKS.match(text, place)
-    assert found is not None, "it matches an empty text"
-    return found.end()
 
 
 def _decoded(data: bytes, where: str) -> str:

@@ -16,7 +16,7 @@ Facts of a format:
 from dataclasses import dataclass
 from typing import Any
 
-from rft.data.tool_calls.values import json_value
+from rft.data.strict_json import value_of
 from rft.registry import Registry
 
 TOOL_CALLS = Registry("format of tool calls", described=True, marks=(), openings=(), closing=None)
@@ -77,7 +77,7 @@ def call_of(value: Any, keys: tuple[str, ...] = ("arguments",)) -> ToolCall | st
 def named_call(name: str, arguments: str) -> ToolCall | str:
     """The call of a tool with the JSON text of its arguments, or why it is none."""
     try:
-        value = json_value(arguments)
+        value = value_of(arguments)
     except ValueError as error:
         return f"the arguments of {name} are no JSON ({error})"
     return call_of({"name": name, "arguments": value})

@@ -4,8 +4,8 @@
 import re
 from collections.abc import Callable, Mapping
 
+from rft.data.strict_json import value_at, value_of
 from rft.data.tool_calls.base import NAME, TOOL_CALLS, Found, Schema, ToolCall, blocks, call_of, named_call
-from rft.data.tool_calls.values import json_at, json_value
 
 HERMES = ("<tool_call>", "</tool_call>")
 MISTRAL = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
@@ -38,7 +38,7 @@ def hermes(text: str, tools: Mapping[str, Schema]) -> Found:
 
 def _from_json(block: str) -> ToolCall | str:
     try:
-        return call_of(json_value(block))
+        return call_of(value_of(block))
     except ValueError as error:
         return f"the call is no JSON ({error})"
 
@@ -69,9 +69,9 @@ def mistral(text: str, tools: Mapping[str, Schema]) -> Found:
 
 
 def _mistral_calls(text: str, place: int) -> tuple[list[ToolCall | str], int]:
-    """The calls behind a mark, and the index of their end. Raises as `json_at`."""
+    """The calls behind a mark, and the index of their end. Raises as `value_at`."""
     named = MISTRAL_NAME.match(text, place)
-    value, end = json_at(text, place if named is None else named.end())
+    value, end = value_at(text, place if named is None else named.end())
     if named is not None:
         return [call_of({"name": named[1], "arguments": value})], end
     return [call_of(item) for item in (value if isinstance(value, list) else [value])], end

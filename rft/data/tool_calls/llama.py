@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from rft.data.strict_json import value_at, value_of
 from rft.data.tool_calls.base import TOOL_CALLS, Found, Schema, ToolCall, call_of
-from rft.data.tool_calls.values import json_at, json_value
 
 TAG = "<|python_tag|>"
 KEYS = ("parameters", "arguments")
@@ -31,7 +31,7 @@ def llama_json(text: str, tools: Mapping[str, Schema]) -> Found:
     place = 0
     while place < len(answer):
         try:
-            value, place = json_at(answer, place)
+            value, place = value_at(answer, place)
         except ValueError as error:
             if found or NAMED.match(answer):
                 return "", [*found, f"the call is no JSON ({error})"]
@@ -76,7 +76,7 @@ def _python_call(statement: ast.stmt) -> ToolCall | str:
         case ast.Expr(ast.Call(ast.Attribute(ast.Name(name), "call"), [], keywords)):
             try:
                 arguments = {_name(keyword): _literal(keyword.value) for keyword in keywords}
-                return ToolCall(name, json_value(json.dumps(arguments)))  # with the limits of JSON
+                return ToolCall(name, value_of(json.dumps(arguments)))  # with the limits of JSON
             except ValueError as error:
                 return f"the arguments of {name}.call are no literals with names ({error})"
     return f"behind {TAG} stands no call name.call(argument=...)"

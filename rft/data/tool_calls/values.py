@@ -1,71 +1,14 @@
 """Values of arguments: JSON, and texts whose type the schema of the tool states."""
 
-import json
-import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
-DEEPEST = 64  # levels of lists and objects; templates, tools and logs read the value again
-BLANKS = re.compile(r"[ \t\n\r]*")  # what JSON allows between values
-SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+from rft.data.strict_json import DEEPEST, value_of
+
 # How Python writes what JSON writes in another way. Some templates write arguments so, such as that of Qwen3.5.
 PYTHON = {"True": True, "False": False, "None": None}
 KINDS = {str: {"string"}, bool: {"boolean"}, int: {"integer", "number"}, float: {"number"}, list: {"array"}}
 KINDS |= {dict: {"object"}, type(None): {"null"}}
-
-
-def _no_number(text: str) -> None:
-    raise ValueError(f"{text} is no number")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text:.20} is beyond float64")
-    return number
-
-
-DECODER = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)
-
-
-def json_at(text: str, place: int) -> tuple[Any, int]:
-    """The JSON value at an index of a text behind blanks, and the index of its end.
-
-    Raises:
-        ValueError: it is not JSON, is nested more than 64 levels deep, a number is NaN, beyond float64, or has more
-            digits than Python reads (4300), or a text has half of a surrogate pair.
-    """
-    blanks = BLANKS.match(text, place)
-    assert blanks is not None, "it matches an empty text"
-    try:
-        value, end = DECODER.raw_decode(text, blanks.end())
-    except RecursionError:
-        raise ValueError(f"nested more than {DEEPEST} levels deep") from None
-    if text.count("[", place, end) + text.count("{", place, end) > DEEPEST and _too_deep(value):
-        raise ValueError(f"nested more than {DEEPEST} levels deep")
-    if SURROGATE.search(text, place, end):
-        try:
-            json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise ValueError("half of a surrogate pair is no character") from None
-    return value, end
-
-
-def json_value(text: str) -> Any:
-    """The value of a JSON text. Raises as `json_at`."""
-    value, end = json_at(text, 0)
-    if text[end:].strip():
-        raise json.JSONDecodeError("Extra data", text, end)
-    return value
-
-
-def _too_deep(value: Any) -> bool:
-    level = [value]
-    for _ in range(DEEPEST):
-        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
-        level = [item for items in inner for item in items]
-    return any(isinstance(item, dict | list) for item in level)
 
 
 def argument_value(text: str, kinds: frozenset[str] | None) -> Any:
@@ -82,7 +25,7 @@ def argument_value(text: str, kinds: frozenset[str] | None) -> Any:
         return text
     textual = kinds is None or "string" in kinds
     try:
-        value = json_value(text)
+        value = value_of(text)
     except ValueError as error:
         if textual:
             return text

@@ -2,16 +2,15 @@
 
 import importlib.util
 import json
-import math
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from rft.data.strict_json import value_of
 from rft.reward.registry import REWARDS
 from rft.reward.rules.tags import bad_tag, last_block
 from rft.reward.term import Unscored
 
-DEEPEST = 64  # levels of lists and objects, as in files of rows
 FENCE = re.compile(r"^ {0,3}```(?P<info>[^\n`]*)$", re.MULTILINE)
 DIALECT = "https://json-schema.org/draft/2020-12/schema"  # of a schema that names none
 TOO_DEEP = "the json schema refers to itself more often than can be followed"
@@ -38,42 +37,8 @@ def _last_fenced(text: str) -> str | None:
 
 
 def json_value(text: str) -> Any:
-    """The value of a JSON text, RFC 8259.
-
-    Raises:
-        ValueError: it is not JSON, a key occurs twice in an object, a number is NaN or beyond float64, an integer has
-            more digits than Python reads (4300), or it is nested more than 64 levels deep. Section 9 of the RFC allows
-            these limits.
-    """
-    try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number, parse_float=_finite)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    level = [value]
-    for _ in range(DEEPEST):
-        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
-        level = [item for items in inner for item in items]
-    if any(isinstance(item, dict | list) for item in level):
-        raise ValueError("nested too deeply")
-    return value
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key occurs twice")
-    return found
-
-
-def _no_number(text: str) -> None:
-    raise ValueError(f"{text} is no number")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text:.20} is beyond float64")
-    return number
+    """The value of a JSON text without keys that occur twice; see `value_of`."""
+    return value_of(text, unique=True)
 
 
 def canonical(value: Any) -> str:

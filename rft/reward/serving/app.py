@@ -1,15 +1,15 @@
 """The web application of a server of reward terms. It needs the extra `serve`, so only `mode=serve` imports it."""
 
 import base64
-import json
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
+from rft.data.strict_json import value_of
 from rft.errors import FunctionError
 from rft.reward.compose import WeightedSum
 from rft.reward.serving.endpoints import (
@@ -112,13 +112,9 @@ async def _body(request: Request, limits: Limits) -> Any:
         if len(data) > limits.body_mib * MIB:
             raise HTTPException(413, f"a request may have {limits.body_mib:g} MiB (serve.limits.body_mib)")
     try:
-        return json.loads(data, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
+        return value_of(data.decode())
+    except ValueError as error:
         raise HTTPException(422, f"the body is not JSON: {error}") from error
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
 
 
 def _read(endpoint: Endpoint, body: Any, reward: WeightedSum, limits: Limits) -> Batch:

@@ -327,7 +327,7 @@ def test_tools_that_nobody_would_hear_of_are_refused(tmp_path):
     knows = tokenizer(chats.QWEN25)
     with pytest.raises(ValueError, match=r"data\.tools=no\.json: there is no such file"):
         Encoder(knows, "chat", None, tools="no.json")
-    for wrong, message in ((["add"], "expected a list of tool schemas"), ("{", "is not JSON")):
+    for wrong, message in ((["add"], "expected a list of tool schemas"), (r'["\ud83d"]', "is not JSON: half of a")):
         with pytest.raises(ValueError, match=f"the field tools of a row:? {message}"):
             Encoder(knows, "chat", None).prompt({"prompt": "a", "tools": wrong})
 

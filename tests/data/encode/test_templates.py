@@ -237,7 +237,7 @@ def test_arguments_of_a_call_are_an_object_or_its_json_text(template):
     assert trained(encoder, {"response": calling(None)}) == trained(encoder, {"response": calling({})})
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", "3"])
+@pytest.mark.parametrize("text", ["{", "[1]", "3", r'{"x": "\ud83d"}', '{"x": NaN}'])
 def test_arguments_that_are_no_json_object_are_refused(text):
     with pytest.raises(ValueError, match=rf"the arguments of a call of f are no JSON.*{re.escape(repr(text))}"):
         Encoder(tokenizer(chats.QWEN3), "chat", None).example({"response": calling(text)})

@@ -24,10 +24,10 @@ def test_blocks_of_json():
     ("text", "message"),
     [
         (block("{"), "the call is no JSON (Expecting property name enclosed in double quotes: line 3 column 1"),
-        (block("[" * 100_000), "the call is no JSON (nested more than 64 levels deep)"),
-        (block({"name": "a", "arguments": {"x": json.loads("[" * 64 + "]" * 64)}}), "the call is no JSON (nested"),
+        (block("[" * 100_000), "the call is no JSON (lists and objects are nested more than 64"),
+        (block({"name": "a", "arguments": {"x": json.loads("[" * 64 + "]" * 64)}}), "the call is no JSON (lists and"),
         (block('{"name": "a", "arguments": {"x": NaN}}'), "the call is no JSON (NaN is no number)"),
-        (block('{"name": "a"} b'), "the call is no JSON (Extra data: line 2 column 14"),
+        (block('{"name": "a"} b'), "the call is no JSON (Extra data: line 2 column 15"),
         (block(r'{"name": "a", "arguments": {"x": "\ud83d"}}'), "the call is no JSON (half of a surrogate pair"),
         (block([1]), 'the call is no object {"name": ..., "arguments": {...}}'),
         (block({"name": 3}), "the call is no object"),
@@ -76,7 +76,7 @@ def test_calls_of_mistral(text, calls):
     [
         ("function<｜tool▁sep｜>f\n```json\n{\"x\": \"```json\"}\n```", ToolCall("f", {"x": "```json"})),
         ("function<｜tool▁sep｜>{}", ToolCall("function", {})),
-        ("f<｜tool▁sep｜>{} {}", "the arguments of f are no JSON (Extra data: line 1 column 3"),
+        ("f<｜tool▁sep｜>{} {}", "the arguments of f are no JSON (Extra data: line 1 column 4"),
         ("f<｜tool▁sep｜>[]", "the arguments of the call are no object"),
         ("f{}", "a call has no <｜tool▁sep｜>"),
     ],

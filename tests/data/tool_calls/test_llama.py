@@ -47,7 +47,7 @@ def test_an_answer_that_is_no_call(text):
         ("f.call(x={1: 2})", ["the arguments of f.call are no literals with names (the keys of a dict are no texts)"]),
         ("f.call(x=b'a')", ["the arguments of f.call are no literals with names (a value is a Constant)"]),
         ("f.call(x=1e999)", ["the arguments of f.call are no literals with names (Infinity is no number)"]),
-        ("f.call(x=" + "[" * 70 + "]" * 70 + ")", ["the arguments of f.call are no literals with names (nested"]),
+        ("f.call(x=" + "[" * 70 + "]" * 70 + ")", ["the arguments of f.call are no literals with names (lists"]),
         ("f.call(x=" + "[" * 300 + "]" * 300 + ")", ["the call is no Python (too many nested parentheses"]),
         ("f.call(x=" + "-" * 100_000 + "1)", ["the call is no Python ("]),
         ("f.call(x='\0')", ["the call is no Python ("]),

@@ -86,7 +86,9 @@ def test_nemo_gym_gets_its_request_with_a_reward(address):
     ("path", "body", "status", "said"),
     [
         ("/score", b"{", 422, "the body is not JSON"),
-        ("/score", b'{"responses": [NaN]}', 422, "NaN is no JSON"),
+        ("/score", b'{"responses": [NaN]}', 422, "the body is not JSON: NaN is no number"),
+        ("/score", rb'{"responses": ["\ud800"]}', 422, "half of a surrogate pair"),
+        ("/score", b"\xff", 422, "the body is not JSON: 'utf-8' codec can't decode"),
         ("/score", b"[" * 100_000, 422, "the body is not JSON"),
         ("/score", [1], 422, "the body is an object, not list"),
         ("/score", {"responses": "a", "rows": [ROW]}, 422, "responses: expected a list"),

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from rft.data.encode.masks import conversation
+from rft.data.strict_json import value_of
 from rft.data.tool_calls import Schema
 from rft.rollout.answers import Answer
 from rft.rollout.engine.sampling import Sampling
@@ -140,7 +141,7 @@ def _read_message(message: Message) -> Message:
 
 
 def _read_function(function: dict[str, Any]) -> dict[str, Any]:
-    arguments = json.loads(function["arguments"])
+    arguments = value_of(function["arguments"])
     if not isinstance(arguments, dict):
         raise ValueError(f"the arguments of a call of {function['name']} are no object")
     return {"name": function["name"], "arguments": arguments}

@@ -1,7 +1,6 @@
 """Serves the policy as OpenAI's API on this machine. It needs the extra `serve`, so only runs with agents import it."""
 
 import asyncio
-import json
 import secrets
 import socket
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from rft.batch.trajectory import Trajectory
+from rft.data.strict_json import value_of
 from rft.rollout.environment.gateway.api import ApiError, read_request
 from rft.rollout.environment.gateway.session import Session
 from rft.rollout.environment.live import LiveEnvironment
@@ -124,8 +124,8 @@ def _app(sessions: dict[str, Session], policy: Policy) -> FastAPI:
     async def chat(request: Request) -> Response:
         session = session_of(request)
         try:
-            body = json.loads(await request.body())
-        except (ValueError, RecursionError) as error:
+            body = value_of((await request.body()).decode())
+        except ValueError as error:
             raise ApiError(400, f"the body is not JSON: {error}") from error
         asked = read_request(body, policy.sampling)
         try:

@@ -127,6 +127,17 @@ def test_a_key_is_invalid_once_its_episode_has_ended():
     assert [group[0].episode["failed"] for group in found] == [None, None]
 
 
+def sends_half_a_character(data, base_url, api_key):
+    status, body = fetch(base_url, api_key, messages=[user("\ud83d")])
+    assert status == 400 and body["error"]["message"].startswith("the body is not JSON: half of a surrogate pair"), body
+    return one_answer(base_url, api_key)
+
+
+def test_a_body_that_no_tokenizer_reads_is_refused_and_ends_nothing():
+    found, _ = play(lambda text: "a", node("sends_half_a_character"), [{"prompt": "p"}])
+    assert found[0][0].episode["failed"] is None
+
+
 def leaves_a_request(data, base_url, api_key):
     ask(base_url, api_key, [user("Q")])
     threading.Thread(target=fetch, args=(base_url, api_key), kwargs={"messages": [user("slow")]}).start()
