@@ -125,6 +125,11 @@ def yaml_options(file: str, **changes: Any) -> dict[str, Any]:
     return {str(key): value for key, value in plain.items() if key not in ("defaults", "_target_")}
 
 
+def file_rows(path: Path) -> dict[str, Any]:
+    """The node of the rows of a file."""
+    return {"_target_": "rft.data.rows.sources.FileRows", **yaml_options("data/rows/file.yaml", path=str(path))}
+
+
 def make_strategy(world: World, kind: type[FSDP2] = FSDP2, **changes: Any) -> FSDP2:
     """The default strategy, on the CPU."""
     options = yaml_options("strategy/fsdp2.yaml", device="cpu", **changes)
@@ -190,13 +195,6 @@ def batch_of(keep: Any, group: Any = None, **columns: Any) -> TensorDict:
         if not isinstance(column, Tensor | TensorDict):
             columns[name] = torch.tensor(column, dtype=F64)
     return TensorDict({"loss_mask": keep, "group": group, **columns}, batch_size=[len(keep)])
-
-
-def rows_of(advantage: Any, scores: Any, group: Any, **options: Any) -> Tensor:
-    """The advantage of every row, of rows with one trained token each."""
-    scores = torch.as_tensor(scores, dtype=F64) if isinstance(scores, list) else scores
-    batch = batch_of([[0, 1]] * len(scores), group)
-    return advantage(scores, torch.zeros(len(scores), 2), batch, **options)["advantages"][:, 1]
 
 
 def token_batch(*rows: Any, **columns: Sequence[Any]) -> TensorDict:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from rft.setup.assembly import Job
+from tests.helpers import file_rows
 from tests.reward.sandbox.test_sandbox_attacks import start
 
 
@@ -17,8 +18,7 @@ def test_a_run_scores_its_responses_in_the_sandbox(tiny, tmp_path):
     terms = ("reward/terms=[code,format]", "reward.accuracy=code", "reward.terms.code.program=whole")
     config = tiny(*terms, "warmup=none", "steps=1", "trajectories.every=1")
     for name, node in (("train", config["data"]), ("heldout", config["data"]["eval"])):
-        node[name] = {"_target_": "rft.data.rows.sources.FileRows", "columns": {}, "schema": None, "limit": None}
-        node[name]["path"] = str(tmp_path / f"{name}.jsonl")
+        node[name] = file_rows(tmp_path / f"{name}.jsonl")
     Job(config).fit("")
     last = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[-1])
     files = sorted((tmp_path / "run/trajectories").glob("*.jsonl"))

@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from rft.distributed import stop
 from rft.modes.plan.job import PlanJob
 from rft.setup.assembly import Job
+from tests.helpers import file_rows
 from tests.helpers import numbers as numbers_of
 from tests.modes.test_inspect import CHAT
 
@@ -20,13 +21,7 @@ def chats(tiny, tmp_path):
     rows = [[{"role": role, "content": str(n + k)} for k, role in enumerate(roles)] for n in range(8)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
     config = tiny("algorithm=sft", "algorithm/source=conversation", "steps=2")
-    node = {
-        "_target_": "rft.data.rows.sources.FileRows",
-        "path": str(tmp_path / "rows.jsonl"),
-        "columns": {},
-        "schema": None,
-    }
-    config["data"] |= {"template": str(tmp_path / "chat.jinja"), "train": {**node, "limit": None}}
+    config["data"] |= {"template": str(tmp_path / "chat.jinja"), "train": file_rows(tmp_path / "rows.jsonl")}
     config["actor"]["tokenizer"]["alphabet"] += "aus:;"
     return config
 
@@ -102,13 +97,7 @@ def learn_chats(resolved, tmp_path, *overrides):
         "algorithm=sft", "algorithm/source=conversation", "steps=80", "eval.every=80", "data.template=chatml",
         f"output_dir={tmp_path / 'run'}", *overrides,
     )  # fmt: skip
-    config["data"]["train"] = {
-        "_target_": "rft.data.rows.sources.FileRows",
-        "path": str(tmp_path / "rows.jsonl"),
-        "columns": {},
-        "schema": None,
-        "limit": None,
-    }
+    config["data"]["train"] = file_rows(tmp_path / "rows.jsonl")
     tokens = config["actor"]["tokenizer"]
     tokens["_target_"], tokens["special"] = f"{tokens['_target_']}_and_tokens", ["<|im_start|>", "<|im_end|>"]
     tokens["alphabet"] += "cinu"

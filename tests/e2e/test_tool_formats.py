@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rft.setup.assembly import Job
-from tests.helpers import numbers
+from tests.helpers import file_rows, numbers
 
 HEAD = """\
 {%- if tools %}<|im_start|>{{ tools | length }}<|im_end|>{% endif -%}
@@ -54,13 +54,7 @@ def learn_calls(resolved, tmp_path, format):
         "algorithm=sft", "algorithm/source=conversation", "data.train_on=assistant", "steps=150", "eval.every=0",
         f"data.template={tmp_path / 'chat.jinja'}", f"output_dir={tmp_path / 'sft'}", "data.eval=null",
     )  # fmt: skip
-    config["data"]["train"] = {
-        "_target_": "rft.data.rows.sources.FileRows",
-        "path": str(tmp_path / "rows.jsonl"),
-        "columns": {},
-        "schema": None,
-        "limit": None,
-    }
+    config["data"]["train"] = file_rows(tmp_path / "rows.jsonl")
     tokens = config["actor"]["tokenizer"]
     tokens["_target_"] = f"{tokens['_target_']}_and_tokens"
     tokens["special"] = ["<|im_start|>", "<|im_end|>", *MARKS[format]]

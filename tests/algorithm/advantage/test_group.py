@@ -9,13 +9,20 @@ import torch
 from rft.algorithm.advantage.group import _warn_of_single_rows, dr_grpo, group_norm, rloo, rloo_whitened
 from rft.algorithm.advantage.returns import estimate, gae, reinforce_pp
 from rft.algorithm.advantage.whiten import whitened
-from tests.helpers import batch_of, rows_of
+from tests.helpers import batch_of
 
 F64 = torch.float64
 
 
 def alone(tensor):
     return tensor
+
+
+def rows_of(advantage, scores, group, **options):
+    """The advantage of every row, of rows with one trained token each."""
+    scores = torch.as_tensor(scores, dtype=F64) if isinstance(scores, list) else scores
+    batch = batch_of([[0, 1]] * len(scores), group)
+    return advantage(scores, torch.zeros(len(scores), 2), batch, **options)["advantages"][:, 1]
 
 
 SCORES, GROUP = [1.0, 2.0, 0.0, 4.0, 0.0, 0.0], [7, 3, 7, 3, 7, 7]

@@ -7,7 +7,8 @@ from tensordict import TensorDict
 from rft.algorithm.advantage.group import dr_grpo, gdpo, group_norm, opo, reinforce_pp_baseline, rloo, rloo_whitened
 from rft.algorithm.advantage.solved import cpgd, gpg, maxrl, pass_at_k
 from rft.algorithm.advantage.whiten import whitened
-from tests.helpers import batch_of, rows_of
+from tests.algorithm.advantage.test_group import rows_of
+from tests.helpers import batch_of
 
 F64 = torch.float64
 RAGGED = [[0, 1, 1, 1], [0, 0, 1, 0], [0, 1, 0, 0], [0, 1, 0, 1]]  # 3, 1, 1 and 2 trained tokens
