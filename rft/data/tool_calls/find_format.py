@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from rft.batch.thoughts import MARKS
@@ -72,8 +73,14 @@ def reads_calls(chat: "ChatTemplate", reads: Callable[["CallingTurn"], bool]) ->
     Args:
         reads: says whether the calls of an answer are read.
     """
-    turns = [_rendered(chat, calls) for calls in ([FIRST], [SECOND], [FIRST, SECOND])]
+    turns = _turns(chat)
     return all(turns[:2]) and all(turn is None or reads(turn) for turn in turns)
+
+
+@lru_cache(maxsize=1)  # every format is asked, before the run and when its episodes are built
+def _turns(chat: "ChatTemplate") -> list["CallingTurn | None"]:
+    """The answers of `reads_calls`, rendered once for the template of a run."""
+    return [_rendered(chat, calls) for calls in ([FIRST], [SECOND], [FIRST, SECOND])]
 
 
 @dataclass(frozen=True)

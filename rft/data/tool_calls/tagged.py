@@ -12,9 +12,9 @@ from rft.data.tool_calls.values import argument_value, parameter_kinds
 BLOCK = ("<tool_call>", "</tool_call>")
 FUNCTION = re.compile(rf"\s*<function=({NAME})>(.*)</function>\s*", re.DOTALL)
 # The closing tag is the first behind which the next parameter begins or the last one ends: a value may quote a tag.
-PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>(.*?)</parameter>(?=\s*(?:<parameter=[^>\n]+>|\Z))", re.DOTALL)
+PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>(?=\s*(?:<parameter=[^>\n]+>|\Z))", re.DOTALL)
 QWEN = (*BLOCK, "<function=", "</function>", "<parameter=", "</parameter>")
-GLM_NAME = re.compile(rf"\s*({NAME})\s*(?=<arg_key>|\Z)")
+GLM_CALL = re.compile(rf"\s*({NAME})\s*((?:<arg_key>.*)?)", re.DOTALL)
 GLM_PAIR = re.compile(r"\s*<arg_key>([^<]+)</arg_key>\s*<arg_value>(.*?)</arg_value>(?=\s*(?:<arg_key>|\Z))", re.DOTALL)
 GLM = (*BLOCK, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
@@ -25,52 +25,43 @@ def qwen_xml(text: str, tools: Mapping[str, Schema]) -> Found:
 
     Qwen3-Coder, Qwen3.5 and Nemotron 3 write them, with a line break around each value.
     """
-    content, inside, rest = blocks(text, *BLOCK)
-    found = [_qwen_call(block, tools) for block in inside]
-    return content.strip(), found if rest is None else [*found, "a <tool_call> is not closed"]
-
-
-def _qwen_call(block: str, tools: Mapping[str, Schema]) -> ToolCall | str:
-    function = FUNCTION.fullmatch(block)
-    if function is None:
-        return "the call is no <function=name> ... </function>"
-    name, body = function.groups()
-    pairs, place = [], 0
-    while (pair := PARAMETER.match(body, place)) is not None:
-        pairs.append((pair[1].strip(), pair[2].removeprefix("\n").removesuffix("\n")))
-        place = pair.end()
-    if body[place:].strip():
-        return f"a parameter of {name} is no <parameter=key>value</parameter>: {body[place:].strip()!r:.60}"
-    return _call(name, pairs, tools)
+    return _calls(
+        text, tools, FUNCTION, PARAMETER, "<function=name> ... </function>", "<parameter=key>value</parameter>"
+    )
 
 
 @TOOL_CALLS.register("glm", marks=GLM, openings=BLOCK[:1], closing=BLOCK[1])
 def glm(text: str, tools: Mapping[str, Schema]) -> Found:
     """Blocks `<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>` of GLM-4.5 and later."""
+    pair = "<arg_key>key</arg_key><arg_value>value</arg_value>"
+    return _calls(text, tools, GLM_CALL, GLM_PAIR, f"name{pair}", pair)
+
+
+def _calls(
+    text: str, tools: Mapping[str, Schema], call: re.Pattern[str], pair: re.Pattern[str], form: str, pair_form: str
+) -> Found:
+    """The content beside blocks, and the call of each.
+
+    Args:
+        call: matches a block; its groups are the name of the tool and the text of the pairs.
+        pair: matches a pair; its groups are the key and the text of the value.
+        form, pair_form: how both are written, for reasons.
+    """
     content, inside, rest = blocks(text, *BLOCK)
-    found = [_glm_call(block, tools) for block in inside]
+    found: list[ToolCall | str] = []
+    for block in inside:
+        named = call.fullmatch(block)
+        found.append(f"the call is no {form}" if named is None else _call(named[1], named[2], pair, pair_form, tools))
     return content.strip(), found if rest is None else [*found, "a <tool_call> is not closed"]
 
 
-def _glm_call(block: str, tools: Mapping[str, Schema]) -> ToolCall | str:
-    named = GLM_NAME.match(block)
-    if named is None:
-        return "the call does not begin with a name and <arg_key>"
-    pairs, place = [], named.end()
-    while (pair := GLM_PAIR.match(block, place)) is not None:
-        pairs.append((pair[1].strip(), pair[2]))
-        place = pair.end()
-    if block[place:].strip():
-        expected = "<arg_key>key</arg_key><arg_value>value</arg_value>"
-        return f"an argument of {named[1]} is no {expected}: {block[place:].strip()!r:.60}"
-    return _call(named[1], pairs, tools)
-
-
-def _call(name: str, pairs: list[tuple[str, str]], tools: Mapping[str, Schema]) -> ToolCall | str:
-    arguments = {}
-    for key, text in pairs:
+def _call(name: str, body: str, pair: re.Pattern[str], pair_form: str, tools: Mapping[str, Schema]) -> ToolCall | str:
+    arguments, place = {}, 0
+    while (found := pair.match(body, place)) is not None:
+        key, place = found[1].strip(), found.end()
         try:
-            arguments[key] = argument_value(text, parameter_kinds(tools, name, key))
+            arguments[key] = argument_value(found[2], parameter_kinds(tools, name, key))
         except ValueError as error:
             return f"the argument {key} of {name} is {error}"
-    return ToolCall(name, arguments)
+    rest = body[place:].strip()
+    return f"an argument of {name} is no {pair_form}: {rest!r:.60}" if rest else ToolCall(name, arguments)

@@ -76,6 +76,26 @@ def test_the_format_of_a_template(template, format):
     assert find_format(ChatTemplate(made, "chat")) == format
 
 
+class CountingTemplate(ChatTemplate):
+    """Counts what it renders."""
+
+    rendered = 0
+
+    def render(self, *given, **options):
+        self.rendered += 1
+        return super().render(*given, **options)
+
+
+def test_the_answers_of_a_template_are_rendered_once_for_all_formats():
+    first, second = (CountingTemplate(tokenizer(template), "chat") for template in (chats.HARMONY, chats.QWEN3))
+    for made, format in ((first, "harmony"), (second, "hermes")):
+        before = made.rendered
+        assert find_format(made) == format
+        once = made.rendered
+        assert find_format(made) == format and made.rendered == once
+        assert once - before <= 9, "a prompt, a question and an answer with one call, another, and both"
+
+
 def test_a_template_that_renders_one_call_differently_has_no_format():
     """The last mark of several calls is missing."""
     made = tokenizer(chats.PHI3)

@@ -43,10 +43,10 @@ def test_a_value_may_quote_tags():
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("<parameter=text>\na", "a parameter of f is no <parameter=key>value</parameter>: '<parameter=text>\\na'"),
-        ("<parameter=text>\na\n</parameter> b", "a parameter of f is no <parameter"),
+        ("<parameter=text>\na", "an argument of f is no <parameter=key>value</parameter>: '<parameter=text>\\na'"),
+        ("<parameter=text>\na\n</parameter> b", "an argument of f is no <parameter"),
         ("<parameter=text>\na</tool_call>\n</parameter>", "the call is no <function=name> ... </function>"),
-        ("text=a", "a parameter of f is no <parameter=key>value</parameter>: 'text=a'"),
+        ("text=a", "an argument of f is no <parameter=key>value</parameter>: 'text=a'"),
         (
             "<parameter=whole>\n1.\n</parameter>",
             "the argument whole of f is no JSON of type integer: Extra data: line 1",
@@ -66,7 +66,7 @@ def test_a_parameter_that_cannot_be_read_is_a_reason_and_no_half_of_a_call(body,
     [
         ("<arg_key>text</arg_key>\n<arg_value>a", "an argument of f is no <arg_key>key</arg_key><arg_value>value<"),
         ("<arg_key>text</arg_key>\na", "an argument of f is no <arg_key>"),
-        ("<arg_value>a</arg_value>", "the call does not begin with a name and <arg_key>"),
+        ("<arg_value>a</arg_value>", "the call is no name<arg_key>key</arg_key><arg_value>value</arg_value>"),
         ("<arg_key>flag</arg_key><arg_value>1,</arg_value>", "the argument flag of f is no JSON of type boolean"),
     ],
 )
