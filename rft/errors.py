@@ -203,9 +203,9 @@ def messages_of(error: ValueError) -> list[str]:
     return error.messages if isinstance(error, Problems) else [str(error)]
 
 
-def listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str], most: int = LISTED) -> str:
     """The first names of a list, and how many follow."""
-    return ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def report_to_torchrun(message: str, late: bool) -> None:

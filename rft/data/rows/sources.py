@@ -18,10 +18,13 @@ from rft.data.rows.files import READERS, STREAMED, find_files, open_parquet, unr
 from rft.data.rows.lazy import ConcatRows, LazyRows, PlacedRows, Row, Rows
 from rft.data.rows.schemas import SCHEMAS
 from rft.data.rows.stream import RowStream, ShardReader, StreamableRows
+from rft.errors import listed
 from rft.ranges import PositiveInt
 from rft.registry import did_you_mean
+from rft.sanitize import LONGEST_NAME, one_line
 
 AGENT = ("agent_name", "tools_kwargs", "interaction_kwargs")  # of verl, in the row or in its extra_info
+FIELDS_SHOWN = 20  # names of fields in a message
 SINGLE_TURN = "single_turn_agent"  # verl's name for one answer without tools
 EMPTY_ALLOWED = ("rejected", "completion")  # an empty answer can be the worse one
 FIELDS = (*MESSAGES, "text")  # texts, or lists of chat messages
@@ -297,7 +300,8 @@ def find(row: Mapping[str, Any], name: str, where: str, cure: str) -> Any:
 
 def _get(row: Mapping[str, Any], step: str, name: str, where: str, cure: str) -> Any:
     if step not in row:
-        known = f"known: {', '.join(row) or 'none'}{did_you_mean(step, row)}"
+        names = [one_line(one, LONGEST_NAME) for one in row]
+        known = f"known: {listed(names, FIELDS_SHOWN) or 'none'}{did_you_mean(step, names)}"
         raise ValueError(f"{where}: no field {name!r} ({known}); {cure}")
     return row[step]
 

@@ -206,3 +206,14 @@ def test_a_missing_package_comes_with_the_pip_command(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match=r"data\.train needs the package datasets: pip install datasets"):
         HubRows("x", None, "train", {}, None, None, "data.train").load([])
+
+
+def test_names_of_fields_in_a_message_are_on_its_line(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    row = {"promptx\n": "a", "b" * 90: 1, **{f"f{number}": 0 for number in range(30)}}
+    path.write_text(json.dumps(row))
+    with pytest.raises(ValueError, match="no field 'prompt'") as error:
+        FileRows(str(path), {}, None, None, "data.train").load(("prompt",))
+    said = str(error.value)
+    assert f"(known: promptx , {'b' * 64}, f0, " in said and "f17 and 12 more; did you mean promptx" in said
+    assert "\n" not in said
