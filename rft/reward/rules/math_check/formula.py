@@ -34,9 +34,9 @@ def installed() -> bool:
 
 
 def _named(latex: str) -> str:
-    """x' and f'(x) with the names x_{prime} and f_{prime}, since the parser drops the sign."""
-    latex = PRIME.sub(lambda found: "'" * found.group().count("prime"), latex)
-    return PRIMED.sub(lambda found: f"{found[1]}_{{{found[2] or found[3] or ''}{'prime' * len(found[4])}}}", latex)
+    """x' and f'(x) with the names x_{primed} and f_{primed}, since the parser drops the sign."""
+    latex = PRIME.sub(lambda found: "'" * found.group().count(r"\prime"), latex)
+    return PRIMED.sub(lambda found: f"{found[1]}_{{{found[2] or found[3] or ''}{'primed' * len(found[4])}}}", latex)
 
 
 @lru_cache(maxsize=4096)
@@ -51,7 +51,7 @@ def formula(latex: str) -> Any:
 
     try:
         found = latex2sympy(
-            _named(latex) if "'" in latex or "prime" in latex else latex, is_real=True, normalization_config=None
+            _named(latex) if "'" in latex or r"\prime" in latex else latex, is_real=True, normalization_config=None
         )
     except Exception as error:  # the parser raises plain Exceptions
         raise Unreadable("math-verify cannot parse it") from error
