@@ -96,6 +96,13 @@ def reason(case: Case) -> str | None:
     return next((why for why, _, explains in DIFFERENCES.get(case.name, []) if explains(case)), None)
 
 
+def test_the_docs_have_the_figures() -> None:
+    others = sum(count for reasons in DIFFERENCES.values() for _, count, _ in reasons)
+    text = (Path(__file__).parents[4] / "docs/rewards.md").read_text().replace("\n", " ")
+    assert f"{VERDICTS:,} verdicts" in text
+    assert f"{VERDICTS - others:,} agree, and each of the {others} others" in text
+
+
 def judged(case: Case, mode: str) -> bool:
     term = REWARDS.build({"name": "ifeval", "mode": mode, "score": "all"}, "reward.terms.ifeval")
     return term(case.text, {"instruction_id_list": [case.name], "kwargs": [case.arguments]}) == 1.0

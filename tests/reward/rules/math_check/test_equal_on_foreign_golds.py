@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import chain
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -72,6 +73,13 @@ SETS = {
     ),
     "math": Golds(LM_EVAL, golds_of_math, 14, {}, []),
 }
+
+
+def test_the_docs_have_the_figures() -> None:
+    text = (Path(__file__).parents[4] / "docs/rewards.md").read_text()
+    refused = sum(len(names) for golds in SETS.values() for names in golds.refused.values())
+    assert f"| {sum(golds.count for golds in SETS.values())} gold answers of these rows" in text
+    assert f"not the next; {refused} are refused |" in text
 
 
 def score(gold: str, answer: str) -> float | None:

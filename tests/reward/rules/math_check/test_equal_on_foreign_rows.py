@@ -1,5 +1,7 @@
 """The rows of math-verify's own tests, read from its source distribution; every other score has its reason here."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.reward.reward_of import score_of
@@ -10,6 +12,7 @@ MATRICES = "matrices are not added or multiplied"
 OPTION = "an option of math-verify that this reward does not have"
 BETWEEN = "words stand between the boxes: the last one counts, and a gold answer of this kind is refused"
 BROKEN = "the gold answer is no LaTeX"
+COUNT = 275
 DIFFERENCES = {  # of a row: the score here, None for a gold answer that is refused, and why
     "test_number_extraction 5": (0.0, COMMA),
     "test_number_extraction 6": (0.0, COMMA),
@@ -35,6 +38,14 @@ DIFFERENCES = {  # of a row: the score here, None for a gold answer that is refu
 }
 
 
+def test_the_docs_have_the_figures():
+    text = (Path(__file__).parents[4] / "docs/rewards.md").read_text()
+    assert (
+        f"| {COUNT} rows of math-verify's own tests | {COUNT - len(DIFFERENCES)} as there; {len(DIFFERENCES)} other"
+        in text
+    )
+
+
 def scored(gold, pred, precision=6):
     try:
         return score_of("math", pred, {"answer": gold}, float_rounding=precision)
@@ -47,7 +58,7 @@ def scored(gold, pred, precision=6):
 @pytest.mark.skipif(not MATH_VERIFY, reason="RFT_MATH_VERIFY_DIR is not set")
 def test_the_rows_of_math_verify():
     rows = rows_of_math_verify()
-    assert len(rows) == 275
+    assert len(rows) == COUNT
     scores = {name: scored(row["gold"], row["pred"], row.get("precision", 6)) for name, row in rows.items()}
     others = {name for name, row in rows.items() if scores[name] != row.get("expected", row.get("result"))}
     assert {name: scores[name] for name in others} == {name: score for name, (score, _) in DIFFERENCES.items()}
