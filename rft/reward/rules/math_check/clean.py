@@ -29,6 +29,7 @@ _COMMANDS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits|phantom\{[^{}]*\})(?![a-zA-Z])\.?", ""),
     (r"\\[dtc](frac|binom)(?![a-zA-Z])", r"\\\1"),
     (r"(\d)(?:\s*\{\s*,\s*\}|,?\\!|\\[,;: ])\s*(?=\d{3})", r"\1"),  # 1{,}000, 1,\! 000 and 1\,000
+    (r"(?<![\w.,'])\d{1,3}(?:'\d{3})+(?![\d'])", lambda found: found.group().replace("'", "")),  # 1'000
     (r"\\[,;:! ]|\\$|\\#|~|\\q?quad|\\hspace\{[^{}]*\}", " "),
     (r"\\(?:textbf|textit|textrm|textsf|mbox|mathrm|rm|hbox|textnormal)\s*(?=\{)", r"\\text"),
     (r"\\(?:mathbf|mathit|boldsymbol|bm|emph|vec)\s*\{([^{}]*)\}", r"\1"),

@@ -7,6 +7,7 @@ answer costs a simplification; all others, such as sets, are compared by math-ve
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import combinations
 from typing import Any
 
 from rft.reward.rules.math_check.clean import Unreadable
@@ -20,7 +21,15 @@ from rft.reward.rules.math_check.formula import (
     verified,
 )
 from rft.reward.rules.math_check.parse import CLOCK, Answer, Group, Relation, Scalar, Words
-from rft.reward.rules.math_check.relations import FLIPPED, by_name, different_names, name_of, stated
+from rft.reward.rules.math_check.relations import (
+    FLIPPED,
+    by_name,
+    different_names,
+    has_names,
+    name_of,
+    of_each_name,
+    stated,
+)
 
 POINTS = (11, -23, 38)  # where formulas with variables are evaluated: what differs at one is not equal
 
@@ -68,6 +77,10 @@ class Comparison:
         """Relations; a lone "x = 5" also equals 5, and "x > 3" the interval from 3."""
         if isinstance(gold, Relation) and isinstance(answer, Relation):
             return self._two_relations(gold, answer)
+        if has_names(gold) or has_names(answer):  # "a=1, b=5" and "(b,a)=(1,5)"
+            gold, answer = of_each_name(gold), of_each_name(answer)
+            if isinstance(gold, Group) and isinstance(answer, Group):
+                return self._groups(gold, answer)
         if isinstance(answer, Relation) and set(answer.signs) == {"="}:
             values = [side for side in answer.sides if isinstance(side, Scalar) and side.value is not None]
             if not all(self._scalars(values[0], other) for other in values):  # "17 = 18"
@@ -108,6 +121,8 @@ class Comparison:
             if (len(ends) > 1 and not bare) or ("list" in kinds and ends != {"()"} and len(gold.items) == 2):
                 return False
             return self._in_order(by_name(gold), by_name(answer))
+        if kinds == ("ratio", "ratio"):
+            return self._ratios(gold.items, answer.items)
         if kinds == ("matrix", "matrix"):
             return self._in_order(gold.items, answer.items)
         if set(kinds) <= {"list", "set"}:
@@ -125,6 +140,17 @@ class Comparison:
 
     def _in_order(self, gold: Sequence[Answer], answer: Sequence[Answer]) -> bool:
         return len(gold) == len(answer) and all(self.equal(a, b) for a, b in zip(gold, answer, strict=True))
+
+    def _ratios(self, gold: Sequence[Answer], answer: Sequence[Answer]) -> bool:
+        """Equal but for one factor: products across agree, and zeros stand in the same places."""
+        if len(gold) != len(answer):
+            return False
+        zero = Scalar("0", Fraction(0))
+        pairs = [*zip(gold, answer, strict=True)]
+        if any(self.equal(zero, one) != self.equal(zero, other) for one, other in pairs):
+            return False
+        crossed = (((a, d), (c, b)) for (a, b), (c, d) in combinations(pairs, 2))
+        return all(self._scalars(_product(*these), _product(*those)) for these, those in crossed)
 
     def _all_in(self, these: Sequence[Answer], those: Sequence[Answer]) -> bool:
         return all(any(self.equal(this, that) for that in those) for this in these)
@@ -194,6 +220,14 @@ class Comparison:
             if abs(a - b) > least and not (decimal and self._close(as_fraction(a), as_fraction(b), True)):
                 return False
         return True
+
+
+def _product(*factors: Answer) -> Scalar:
+    numbers = [factor for factor in factors if isinstance(factor, Scalar)]
+    values = [number.value for number in numbers if number.value is not None]
+    latex = r" \cdot ".join(f"({number.latex})" for number in numbers)
+    value = math.prod(values, start=Fraction(1)) if len(values) == len(numbers) else None
+    return Scalar(latex, value, any(number.decimal for number in numbers))
 
 
 def _alternatives(answer: Answer) -> Answer:

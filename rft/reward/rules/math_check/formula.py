@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
@@ -14,6 +15,8 @@ LARGEST = 10_000  # digits of a number in a formula
 LARGEST_ARGUMENT = 7  # digits of what a function such as cosh is applied to
 LARGEST_COUNT = 5  # digits of the number of terms of a sum or product
 LARGEST_POWER = 100  # of a sum with variables
+PRIME = re.compile(r"\^\s*(?:\{\s*((?:\\prime\s*)+)\}|(\\prime))")
+PRIMED = re.compile(r"(\\[a-zA-Z]+|[a-zA-Z])(?:_(?:\{(\w+)\}|(\w)))?('+)")
 
 
 class Failed(Exception):
@@ -30,6 +33,12 @@ def installed() -> bool:
     return True
 
 
+def _named(latex: str) -> str:
+    """x' and f'(x) with the names x_{primed} and f_{primed}, since the parser drops the sign."""
+    latex = PRIME.sub(lambda found: "'" * found.group().count(r"\prime"), latex)
+    return PRIMED.sub(lambda found: f"{found[1]}_{{{found[2] or found[3] or ''}{'primed' * len(found[4])}}}", latex)
+
+
 @lru_cache(maxsize=4096)
 def formula(latex: str) -> Any:
     """The sympy expression of a formula.
@@ -41,7 +50,9 @@ def formula(latex: str) -> Any:
     from sympy import Basic, Integral, MatrixBase, nan, zoo
 
     try:
-        found = latex2sympy(latex, is_real=True, normalization_config=None)
+        found = latex2sympy(
+            _named(latex) if "'" in latex or r"\prime" in latex else latex, is_real=True, normalization_config=None
+        )
     except Exception as error:  # the parser raises plain Exceptions
         raise Unreadable("math-verify cannot parse it") from error
     if not isinstance(found, Basic) or isinstance(found, MatrixBase):

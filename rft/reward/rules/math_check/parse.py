@@ -19,6 +19,22 @@ from rft.reward.rules.math_check.units import CURRENCY, Unit, unit
 
 LONGEST = 1000  # characters of an answer; a longer one is not read
 FUNCTIONS = {"sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "lim", "max", "min", "gcd", "lcm", "det"}
+SHORT_WORDS = {
+    "all",
+    "and",
+    "any",
+    "no",
+    "not",
+    "odd",
+    "off",
+    "on",
+    "one",
+    "or",
+    "six",
+    "ten",
+    "two",
+    "yes",
+}  # no products
 THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,]*\d)")
 SPACED = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d ]*\d)")
 MATRIX = re.compile(
@@ -32,7 +48,11 @@ NO_UNIT = re.compile(
 )
 RATIO = re.compile(r"\s*(\d+(?:\.\d+)?)\s*:\s*(\d+(?:\.\d+)?)\s*")
 CLOCK = re.compile(r"(?i)(?P<hour>\d{1,2})\s*:\s*(?P<minutes>[0-5]\d)(?:\s*(?P<half>[ap])\.?\s?m\.?)?")
-METRES = re.compile(r"(?<=\d)(?P<gap>\s+|(?<=\.\d)|(?<=\.\d\d))m(?P<power>[²³])")
+DURATION = re.compile(r"\d{1,2}(?::[0-5]\d){2}")
+METRES = re.compile(r"(?<=\d)(?:\s+|(?<=\.\d)|(?<=\.\d\d))m(?P<power>[²³])")
+# What may be units behind nothing but a number, or variables: 5m³ and 5 m.
+TIGHT_METRES = re.compile(r"^(?P<before>(?:[^=]*=)?[^a-zA-Z\\=]*\d)m(?P<power>[²³])")
+LETTER = re.compile(r"((?:[^=]*=)?[^a-zA-Z\\=]*\d)\s+([gmsh])")
 SEPARATOR = re.compile(
     r"(?=[,;\\ao])(?:,|;|\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<=[\s\d})⦄\]])(?:and|or)(?=[\s\\$\d({⦃\[-])"
     r"|(?<=[\d})⦄\]])(?:and|or)(?=[a-zA-Z](?:_\w)?(?:\([a-zA-Z\d]\))?\s*=))"
@@ -85,7 +105,8 @@ class Group:
     """Several answers.
 
     Attributes:
-        kind: list (without brackets), tuple (in brackets, or an interval), set, union, or matrix (of tuples).
+        kind: list (without brackets), tuple (in brackets, or an interval), set, union, matrix (of tuples), or ratio (of
+            three or more).
         items: the answers.
         ends: the brackets of a tuple, such as "(]"; "or" of a list with nothing but "or" in it.
     """
@@ -107,8 +128,11 @@ Answer = Scalar | Words | Group | Relation
 
 
 @lru_cache(maxsize=4096)
-def readings(text: str) -> tuple[Answer, ...]:
+def readings(text: str, given: bool = False) -> tuple[Answer, ...]:
     """The answers that a text may be, the likeliest first: "1,234" is a number, or a list of two.
+
+    Args:
+        given: the text is in a response, where 5m³ and 5 m may have units; in a row they may be formulas.
 
     Raises:
         Unreadable: it is none.
@@ -121,11 +145,18 @@ def readings(text: str) -> tuple[Answer, ...]:
         return (Scalar(choice[1] or choice[2]),)  # "(A) 5" chooses a letter
     if (clock := CLOCK.fullmatch(plain)) and (clock["half"] or clock["minutes"].startswith("0")):
         return (_time(clock),)
+    if DURATION.fullmatch(plain) and ":0" in plain:
+        return (Words(plain),)
     found = [_read(_joined(cleaned))]
     if clock:
         found.append(_time(clock))  # or else the ratio 3:30
-    if (metres := METRES.sub(r" \\text{m}\g<power>", text)) != text:
+    metres = METRES.sub(r" \\text{m}\g<power>", text)
+    if given:
+        metres = TIGHT_METRES.sub(r"\g<before> \\text{m}\g<power>", metres)
+    if metres != text:
         found.insert(0, _read(_joined(clean(metres))))
+    if given and (letter := LETTER.fullmatch(cleaned)):
+        found.append(_read(_joined(rf"{letter[1]} \text{{{letter[2]}}}")))
     if THOUSANDS.fullmatch(cleaned):
         found.append(_read(cleaned))
     if isinstance(found[0], Words) and not LIMITING.search(text) and len(numbers := NUMBER.findall(text)) == 1:
@@ -208,13 +239,15 @@ def _read(text: str) -> Answer:
     if about:
         named = SYMBOL.fullmatch(exact[0].strip()) and exact[0].strip() != r"\pi"
         text = "=".join(exact[:2]) if named else exact[0]  # "5/12 ≈ 0.417" is 5/12
-    items, found = split(text, SEPARATOR)
+    items, found = split(_each_named(text), SEPARATOR)
     items = [item for item in items if item.strip()] if found else items
     if len(items) > 1:
         return _solutions(text) or Group("list", tuple(_flat(map(_read, items))), _ends(found))
     text = bare(items[0]) if items else ""
     if ratio := RATIO.fullmatch(text):
         text = f"{ratio[1]}/{ratio[2]}"
+    if ratio := _ratio(text):
+        return ratio
     member, found = split(text, "∈")
     if len(member) == 2 and SYMBOL.fullmatch(member[0].strip()):
         return _read(member[1])
@@ -230,6 +263,25 @@ def _read(text: str) -> Answer:
 def _side(text: str) -> Answer:
     r"""A side of a relation; the B of \angle B is no unit."""
     return Scalar(text.strip()) if "\\" in text and is_name(text) else _read(text)
+
+
+def _each_named(text: str) -> str:
+    """ "a=1,b=5" for "a,b=1,5"; any other text as it is."""
+    sides = split(text, "=")[0] if "=" in text else []
+    if len(sides) != 2:
+        return text
+    names, values = (split(side, SEPARATOR)[0] for side in sides)
+    if len(names) == len(values) > 1 and all(map(is_name, names)):
+        return ",".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
+    return text
+
+
+def _ratio(text: str) -> Group | None:
+    """The ratio of three or more numbers that a text is, as 1:2:3; None where it is none."""
+    parts = split(text, ":")[0] if text.count(":") > 1 else []
+    items = tuple(map(_read, parts)) if len(parts) > 2 and all(part.strip() for part in parts) else ()
+    plain = all(isinstance(item, Scalar) and item.unit is None and not item.percent for item in items)
+    return Group("ratio", items) if items and plain else None
 
 
 def _ends(separators: list[str]) -> str:
@@ -286,7 +338,8 @@ def _scalar(text: str) -> Answer:
         return Scalar(of, *value, percent=percent, unit=found)
     plain = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text)
     if re.fullmatch(r"[a-zA-Z0-9 '\-.:&()]*", plain) and (run := re.search(r"[a-zA-Z]\.?[a-zA-Z]+", plain)):
-        formula = text if len(run.group()) <= 3 and text == run.group() else None
+        product = len(run.group()) <= 3 and text == run.group() and text.lower() not in SHORT_WORDS
+        formula = text if product else None
         if not FUNCTIONS.intersection(re.findall(r"[a-zA-Z]+", text)):
             return Words(_words(plain), formula)
     if re.search(r"(?:^|[^\d_.])[\d.]+\s+\d", of):

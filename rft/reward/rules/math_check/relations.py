@@ -9,9 +9,9 @@ FLIPPED = str.maketrans("<>≤≥", "><≥≤")
 
 
 def is_name(side: Answer) -> bool:
-    """Is the side of a relation a name, words, or names in round brackets?"""
+    """Is the side of a relation a name, words, names in round brackets, or a ratio of names?"""
     if isinstance(side, Group):
-        return side.ends == "()" and all(map(is_name, side.items))
+        return (side.ends == "()" or side.kind == "ratio") and all(map(is_name, side.items))
     return isinstance(side, Words) or (isinstance(side, Scalar) and side.value is None and names.is_name(side.latex))
 
 
@@ -56,6 +56,23 @@ def stated(answer: Answer, given: bool = False) -> Answer:
         if set(signs) <= set("<≤"):
             return Group("tuple", (low, high), ("(" if signs[0] == "<" else "[") + (")" if signs[1] == "<" else "]"))
     return answer
+
+
+def has_names(answer: Answer) -> bool:
+    """Is an answer several, with relations among them?"""
+    return isinstance(answer, Group) and any(isinstance(item, Relation) for item in answer.items)
+
+
+def of_each_name(answer: Answer) -> Answer:
+    """The list a = 1, b = 5 of "(a, b) = (1, 5)"; any other answer as it is."""
+    if not isinstance(answer, Relation) or answer.signs != "=":
+        return answer
+    names, values = answer.sides
+    if not isinstance(names, Group) or not isinstance(values, Group) or not is_name(names):
+        return answer
+    if {names.kind, values.kind} != {"tuple"} or len(names.items) != len(values.items):
+        return answer
+    return Group("list", tuple(Relation("=", sides) for sides in zip(names.items, values.items, strict=True)))
 
 
 def by_name(group: Group) -> Sequence[Answer]:

@@ -7,7 +7,7 @@ import pytest
 
 from rft.data.rows.sources import HubRows
 from rft.reward import REWARDS
-from rft.reward.rules.instructions.ifeval import variants
+from rft.reward.rules.instructions.ifeval import _build, variants
 from tests.reward.reward_of import score_of
 
 ROW = {
@@ -78,6 +78,7 @@ def test_rows_without_readable_instructions(changes, said):
 
 def test_a_row_about_a_language_needs_the_package(monkeypatch):
     row = {"instruction_id_list": ["change_case:english_lowercase"], "kwargs": [None]}
+    _build.cache_clear()
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == "py3langid" else find(name))
     with pytest.raises(ValueError, match=r'needs the package py3langid: pip install "rft\[language\]"'):

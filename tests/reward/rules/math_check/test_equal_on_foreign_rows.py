@@ -1,35 +1,18 @@
 """The rows of math-verify's own tests, read from its source distribution; every other score has its reason here."""
 
-import json
-import os
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
 from tests.reward.reward_of import score_of
+from tests.reward.rules.math_check.foreign_rows import MATH_VERIFY, rows_of_math_verify
 
-FOLDER = os.environ.get("RFT_MATH_VERIFY_DIR", "")  # of the source distribution of math-verify 0.9.0
-READ = """
-import importlib, json, pathlib, sys
-sys.path.insert(0, "")
-rows = []
-for path in sorted(pathlib.Path("tests").glob("test_*.py")):
-    for name, function in vars(importlib.import_module(f"tests.{path.stem}")).items():
-        if getattr(function, "__module__", "") != f"tests.{path.stem}":
-            continue
-        for mark in getattr(function, "pytestmark", []):
-            names = [one.strip() for one in mark.args[0].split(",")]
-            if names[:2] == ["gold", "pred"]:
-                found = [dict(zip(names, row)) for row in mark.args[1]]
-                rows += [(f"{name} {number}", row) for number, row in enumerate(found)]
-print(json.dumps(rows))
-"""
 COMMA = "a comma separates thousands or the items of a list, not decimals"
 MATRICES = "matrices are not added or multiplied"
 OPTION = "an option of math-verify that this reward does not have"
 BETWEEN = "words stand between the boxes: the last one counts, and a gold answer of this kind is refused"
 BROKEN = "the gold answer is no LaTeX"
+COUNT = 275
 DIFFERENCES = {  # of a row: the score here, None for a gold answer that is refused, and why
     "test_number_extraction 5": (0.0, COMMA),
     "test_number_extraction 6": (0.0, COMMA),
@@ -55,6 +38,14 @@ DIFFERENCES = {  # of a row: the score here, None for a gold answer that is refu
 }
 
 
+def test_the_docs_have_the_figures():
+    text = (Path(__file__).parents[4] / "docs/rewards.md").read_text()
+    assert (
+        f"| {COUNT} rows of math-verify's own tests | {COUNT - len(DIFFERENCES)} as there; {len(DIFFERENCES)} other"
+        in text
+    )
+
+
 def scored(gold, pred, precision=6):
     try:
         return score_of("math", pred, {"answer": gold}, float_rounding=precision)
@@ -64,11 +55,10 @@ def scored(gold, pred, precision=6):
 
 @pytest.mark.slow
 @pytest.mark.suite
-@pytest.mark.skipif(not FOLDER, reason="RFT_MATH_VERIFY_DIR is not set")
+@pytest.mark.skipif(not MATH_VERIFY, reason="RFT_MATH_VERIFY_DIR is not set")
 def test_the_rows_of_math_verify():
-    read = subprocess.run([sys.executable, "-c", READ], cwd=FOLDER, capture_output=True, text=True, check=True)
-    rows = json.loads(read.stdout)
-    assert len(rows) == len(dict(rows)) == 275
-    scores = {name: scored(row["gold"], row["pred"], row.get("precision", 6)) for name, row in rows}
-    others = {name for name, row in rows if scores[name] != row.get("expected", row.get("result"))}
+    rows = rows_of_math_verify()
+    assert len(rows) == COUNT
+    scores = {name: scored(row["gold"], row["pred"], row.get("precision", 6)) for name, row in rows.items()}
+    others = {name for name, row in rows.items() if scores[name] != row.get("expected", row.get("result"))}
     assert {name: scores[name] for name in others} == {name: score for name, (score, _) in DIFFERENCES.items()}
