@@ -23,6 +23,7 @@ from rft.reward.serving.endpoints import (
 from rft.reward.serving.limits import Limits
 from rft.reward.serving.measures import Measures
 from rft.reward.serving.scoring import Full, Scoring
+from rft.sanitize import valid_text
 
 MIB = 2**20
 PROMETHEUS = "text/plain; version=0.0.4"
@@ -112,7 +113,7 @@ async def _body(request: Request, limits: Limits) -> Any:
         if len(data) > limits.body_mib * MIB:
             raise HTTPException(413, f"a request may have {limits.body_mib:g} MiB (serve.limits.body_mib)")
     try:
-        return json.loads(data, parse_constant=_refuse_constant)
+        return valid_text(json.loads(data, parse_constant=_refuse_constant), "a request")
     except (ValueError, RecursionError) as error:
         raise HTTPException(422, f"the body is not JSON: {error}") from error
 

@@ -14,6 +14,7 @@ from rft.data.tool_calls import Schema
 from rft.rollout.answers import Answer
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.environment.turn_template import Message
+from rft.sanitize import valid_text
 
 IN_MESSAGES = ("role", "content", "name", "tool_call_id", "tool_calls", "reasoning_content")  # what templates read
 WITHOUT_EFFECT = {"model", "user", "metadata", "store", "parallel_tool_calls", "safety_identifier", "service_tier"}
@@ -140,7 +141,7 @@ def _read_message(message: Message) -> Message:
 
 
 def _read_function(function: dict[str, Any]) -> dict[str, Any]:
-    arguments = json.loads(function["arguments"])
+    arguments = valid_text(json.loads(function["arguments"]), "a request of an agent")
     if not isinstance(arguments, dict):
         raise ValueError(f"the arguments of a call of {function['name']} are no object")
     return {"name": function["name"], "arguments": arguments}

@@ -18,6 +18,7 @@ from rft.rollout.environment.gateway.api import ApiError, read_request
 from rft.rollout.environment.gateway.session import Session
 from rft.rollout.environment.live import LiveEnvironment
 from rft.rollout.environment.play.player import Policy
+from rft.sanitize import valid_text
 
 HOST = "127.0.0.1"
 KEEP_S = 3600  # seconds without a request after which a connection is closed; tools of an agent may take long
@@ -124,7 +125,7 @@ def _app(sessions: dict[str, Session], policy: Policy) -> FastAPI:
     async def chat(request: Request) -> Response:
         session = session_of(request)
         try:
-            body = json.loads(await request.body())
+            body = valid_text(json.loads(await request.body()), "a request of an agent")
         except (ValueError, RecursionError) as error:
             raise ApiError(400, f"the body is not JSON: {error}") from error
         asked = read_request(body, policy.sampling)

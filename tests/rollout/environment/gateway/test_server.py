@@ -53,6 +53,25 @@ async def a_client_of_openai(data, base_url, api_key):
     return len(messages)
 
 
+def halves(data, base_url, api_key):
+    function = {"name": "price", "arguments": '{"item": "\\ud83d"}'}
+    called = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "1", "type": "function", "function": function}],
+    }
+    result = {"role": "tool", "tool_call_id": "1", "content": "\udc00"}
+    ask(base_url, api_key, [user("Q\ud800"), called, result], user="\ud800", tools=TOOLS)
+
+
+def test_halves_of_characters_in_a_request_are_replaced():
+    [[found]], _ = play(lambda text: "end", node("halves"), [{"prompt": "x"}])
+    assert found.episode["failed"] is None
+    question, called, result, _ = found.episode["messages"]
+    assert question["content"] == "Q�" and result["content"] == "�"
+    assert called["tool_calls"][0]["function"]["arguments"] == {"item": "�"}
+
+
 def test_the_client_of_openai():
     [[found]], sampler = play(
         lambda text: "end" if "3=" in text else CALL, node("a_client_of_openai"), [{"prompt": "x"}], max_turns=5
