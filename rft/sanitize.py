@@ -6,11 +6,13 @@ import logging
 import re
 import zlib
 from functools import cache
+from typing import Any
 
 LONGEST_NAME = 64  # characters
 MOST_NAMES = 64  # of one origin
 SHOWN = 2000  # characters of a text in a message
 OTHER = "other"
+HALF_PAIR = re.compile("[\ud800-\udfff]")
 WORD = r"[\w+@%-][\w.+@%-]*"
 NAME = re.compile(rf"{WORD}([ /]{WORD})*")
 # The run's own metrics have these in this place: `reward/<term>/unscored/<reason>`, `eval/<set>/accuracy_stderr`.
@@ -87,6 +89,22 @@ def printable(text: str) -> str:
 def one_line(text: str, most: int = SHOWN) -> str:
     """The beginning of a text, with blanks in the place of line breaks and of what a terminal interprets."""
     return "".join(one if one.isprintable() else " " for one in text[:most])
+
+
+def valid_text(value: Any, where: str) -> Any:
+    """A value of JSON with U+FFFD in the place of half surrogate pairs, which files and tokenizers do not take.
+
+    Args:
+        where: it is from, for a warning, which is logged once.
+    """
+    if isinstance(value, dict):
+        return {valid_text(name, where): valid_text(item, where) for name, item in value.items()}
+    if isinstance(value, list):
+        return [valid_text(item, where) for item in value]
+    if not isinstance(value, str) or not HALF_PAIR.search(value):
+        return value
+    warn_once(f"{where}: half of a surrogate pair is no character, and becomes U+FFFD")
+    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 @cache

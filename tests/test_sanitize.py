@@ -17,6 +17,7 @@ from rft.sanitize import (
     one_line,
     printable,
     spell_name,
+    valid_text,
     warn_once,
 )
 
@@ -82,3 +83,17 @@ def test_a_name_of_the_yaml_that_no_metric_can_have_is_refused(name):
     check_metric_name("held out", "data.eval")
     with pytest.raises(ValueError, match=r"^data\.eval: .*rename it$"):
         check_metric_name(name, "data.eval")
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.text(st.characters(codec=None, categories=("Cs", "L", "So")), max_size=4), max_size=3))
+def test_texts_with_halves_of_characters_become_valid(texts):
+    found = valid_text({"a": texts, **dict.fromkeys(texts, 1.5)}, "the test")
+    assert [text.encode() for text in (*found["a"], *found)]
+    for text, now in zip(texts, found["a"], strict=True):
+        whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        assert now == whole and (now == text or "\ufffd" in now or len(now) < len(text))
+
+
+def test_a_half_is_replaced_and_two_halves_are_joined():
+    assert valid_text(["\ud800a", "\ud83d\ude00", "b", 3, None], "x") == ["\ufffda", "\U0001f600", "b", 3, None]

@@ -7,6 +7,8 @@ from collections import Counter
 from functools import cache, partial
 from typing import Any
 
+from rft.sanitize import valid_text
+
 DEEPEST = 64  # levels of lists and objects; templates, tools and logs read the value again
 BLANKS = re.compile(r"[ \t\n\r]*")  # what JSON allows between values
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -14,7 +16,13 @@ TOO_DEEP = f"lists and objects are nested more than {DEEPEST} levels deep; write
 
 
 def value_at(
-    text: str, place: int = 0, *, unique: bool = False, finite: bool = True, digits: int | None = None
+    text: str,
+    place: int = 0,
+    *,
+    unique: bool = False,
+    finite: bool = True,
+    digits: int | None = None,
+    origin: str | None = None,
 ) -> tuple[Any, int]:
     """The value at an index of a text, behind blanks, and the index of its end.
 
@@ -22,10 +30,11 @@ def value_at(
         unique: refuses a key that occurs twice in an object, of which otherwise the last counts.
         finite: refuses NaN, Infinity and numbers beyond float64, which Python reads as floats.
         digits: most digits of an integer; None: as many as Python reads (4300).
+        origin: halves of surrogate pairs become U+FFFD, with one warning that names this origin; None refuses them.
 
     Raises:
         json.JSONDecodeError: it is not JSON.
-        ValueError: it is, beyond these limits, nested more than 64 levels deep, or with half of a surrogate pair.
+        ValueError: it is, beyond these limits, or nested more than 64 levels deep.
     """
     start = after_blanks(text, place)
     try:
@@ -38,14 +47,16 @@ def value_at(
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
+            if origin is not None:
+                return valid_text(value, origin), end
             half = error.object[error.start].encode("unicode-escape").decode()
             raise ValueError(f"half of a surrogate pair, {half}, is no character; write the text in UTF-8") from None
     return value, end
 
 
-def value_of(text: str, *, unique: bool = False, finite: bool = True) -> Any:
+def value_of(text: str, *, unique: bool = False, finite: bool = True, origin: str | None = None) -> Any:
     """The value that is the whole text. Arguments and errors as of `value_at`."""
-    value, end = value_at(text, unique=unique, finite=finite)
+    value, end = value_at(text, unique=unique, finite=finite, origin=origin)
     if (end := after_blanks(text, end)) < len(text):
         raise json.JSONDecodeError("Extra data", text, end)
     return value

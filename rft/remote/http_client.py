@@ -22,12 +22,13 @@ except ImportError:
     import httpx  # type: ignore[no-redef]
 
 from rft.redaction import hide
-from rft.sanitize import one_line
+from rft.sanitize import one_line, valid_text
 
 LOG_EVERY_S = 30.0  # seconds between the log lines of a long wait
 PROBE_S = 10.0  # deadline of a call that needs no computation
 PORTS = {"http": 80, "https": 443}
 SHOWN = 500  # characters of a refusal, or of an error about a response, that the error message quotes
+HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]|\xed")  # such JSON may have half of a surrogate pair
 CLOSED = re.compile("disconnected|closed connection")  # in the error of a response that ends early
 logging.getLogger(httpx.__name__).setLevel(logging.WARNING)  # it logs every request at level info
 
@@ -134,7 +135,8 @@ class ServerClient:
 
     def _json(self, call: str, answer: bytes) -> Any:
         try:
-            return json.loads(answer) if answer.strip() else None
+            found = json.loads(answer) if answer.strip() else None
+            return valid_text(found, self.name) if HALF_PAIR.search(answer) else found
         except ValueError as error:
             raise self.bad_response(f"{call}: not JSON: {answer[:80]!r}") from error
 

@@ -116,6 +116,12 @@ def test_a_refusal_is_quoted_in_one_line_without_codes_of_a_terminal(says):
         asyncio.run(peer.get("/"))
 
 
+def test_halves_of_characters_in_an_answer_are_replaced(says):
+    body = b'{"a": ["\\ud800", "\\ud83d\\ude00", "\xed\x95\x9c"]}'
+    peer, _ = says(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+    assert asyncio.run(peer.get("/")) == {"a": ["�", "\U0001f600", "한"]}
+
+
 def test_nobody_listens():
     with pytest.raises(RequestFailed, match=r"server 0 \(127.0.0.1:\d+\): GET /: .*Connect call failed"):
         asyncio.run(ServerClient.at(0, f"127.0.0.1:{free_port()}").get("/"))

@@ -21,6 +21,7 @@ from rft.data.encode.parts import SHOWN, beginning, text_of
 from rft.data.encode.processor import MediaProcessor, Parts, RichText, refuse_media
 from rft.data.encode.templates import ChatTemplate, Messages
 from rft.data.encode.truncation import Overlong, PromptLimit, TextLimit
+from rft.data.encode.unknown import UnknownCharacters
 from rft.data.rows.files import read_text
 from rft.data.rows.lazy import Rows, located, place
 
@@ -91,7 +92,7 @@ class Encoder:
         self._prefix = EncodedText([begin] if begins else [])
         self.text_limit: TextLimit | None = None
         self.answers: Counter[str] | None = None
-        self.limit, self.processor = limit, processor
+        self.limit, self.processor, self._unknown = limit, processor, UnknownCharacters(tokenizer)
         self.continued = Continuation(tokenizer, self.tokenize)
         cut = limit if limit is not None and limit.cuts else None
         self.made_of = (template, system, self.tools, train_on, dict(arguments), cut, scored)
@@ -135,6 +136,7 @@ class Encoder:
         for number, prompt in enumerate(prompts):
             if not prompt:
                 raise ValueError(f"{place(rows, number)}: the prompt is empty; remove the row")
+            self._unknown.warn(texts[number].text, prompt, place(rows, number))
         return prompts
 
     def prompt(self, row: Mapping[str, Any]) -> EncodedText:
@@ -184,6 +186,7 @@ class Encoder:
                 long.
         """
         ids, weights = self._cut(row, *self._example(row))
+        self._unknown.check(row, ids, weights)
         ids = self._cut_text(ids, overlong)
         return ids, weights[: len(ids)]
 
@@ -234,7 +237,7 @@ class Encoder:
             raise ValueError(f"a {'text' if prompt is None else 'prompt'} is empty; remove the row")
         ids = head + tail
         if prompt is None or self._train_on == "all":
-            return ids, _but_first(ids)
+            return ids, [0.0] + [1.0] * (len(ids) - 1)
         if self.answers is not None:
             self.answers.update(text_fates(prompt))
         return ids, [0.0] * len(head) + [1.0] * len(tail)
@@ -304,7 +307,7 @@ class Encoder:
         if self._train_on == "all":
             check_unmarked(messages, "data.train_on=all trains every token alike")
             ids = self.tokenize([rich])[0]
-            return ids, _but_first(ids)
+            return ids, [0.0] + [1.0] * (len(ids) - 1)
         places, fates = check_turns(turns, messages, chat, self._scored)
         if self.answers is not None:
             self.answers.update(fates)
@@ -354,9 +357,7 @@ class Encoder:
             return self._chat_prompt(self._prompt_messages(prompt, what), self._tools_of(row))
         if isinstance(prompt, str):
             return RichText(self._escape(prompt))
-        if not isinstance(prompt, list):
-            raise no_prompt(prompt, what)
-        rich = self.render(conversation(prompt, what), None, True)
+        rich = self.render(self._prompt_messages(prompt, what), None, True)
         if not rich.media or len(prompt) > 1:
             raise ValueError(f"{what} is a list of chat messages; set data.template=chat")
         return rich
@@ -394,7 +395,3 @@ class Encoder:
         tools = row.get("tools")
         assert self.chat is not None
         return self.chat.schemas(tools, "the field tools of a row") if tools else self.tools
-
-
-def _but_first(ids: list[int]) -> list[float]:
-    return [0.0] + [1.0] * (len(ids) - 1)

@@ -14,6 +14,7 @@ Message = dict[str, Any]
 # Keys of a message of the assistant that say how much it trains: of OpenAI, of verl, and of axolotl and others.
 MARKS = ("weight", "loss_mask", "train", "loss", "trainable")
 OTHERS = ("id", "index", "timestamp", "created_at")  # numbers of a message that are no marks
+NO_WORDS = ("role", "name", *MARKS, *OTHERS)  # keys of a message that templates write no answer of
 # Why a conversation has nothing to train on.
 REWRITTEN = (
     "the template rewrites its last answer or the text before it, such as a thought that the generation prompt begins "
@@ -70,13 +71,15 @@ def answers(
         `CAUSES`.
 
     Raises:
-        ValueError: a mark has an unknown value, or the template leaves out the calls of an answer.
+        ValueError: a mark has an unknown value, the template leaves out the calls of an answer, or an answer that would
+            train has neither a content nor calls.
     """
 
     def render(some: Messages, answering: bool) -> str:
         return chat.render(some, tools, answering)
 
     chat.check_calls(messages)
+    check_words(messages, first)
     text = render(messages, False)
     question = max((number for number, message in enumerate(messages) if message["role"] == "user"), default=-1)
     turns: list[Turn | str] = []
@@ -98,6 +101,25 @@ def answers(
     for number in able[:-1] if last else ():
         turns[number] = EARLIER
     return text, turns
+
+
+def check_words(messages: Messages, first: int) -> None:
+    """Refuses answers that would train and say nothing, of which a template writes what it likes, or fails.
+
+    Args:
+        first: index of the first message that may train.
+
+    Raises:
+        ValueError: names the message and the cure.
+    """
+    for number in asked(messages):
+        message = messages[number]
+        said = [value for key, value in message.items() if key not in NO_WORDS and value is not None and value != []]
+        if number >= first and not said and weight_of(message):
+            raise ValueError(
+                f"message {number}, an answer of the assistant, has neither content nor tool_calls to train on; "
+                "write its text, or remove it"
+            )
 
 
 def join(question: list[Message], answer: list[Message]) -> tuple[list[Message], list[Message], Message | None]:

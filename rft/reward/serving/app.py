@@ -109,7 +109,7 @@ async def _body(request: Request, limits: Limits) -> Any:
     """The JSON of a request."""
     data = await read_body(request, limits, "serve.limits.body_mib")
     try:
-        return value_of(data.decode())
+        return value_of(data.decode(), origin="a request")
     except ValueError as error:
         raise HTTPException(422, f"the body is not JSON: {error}") from error
 

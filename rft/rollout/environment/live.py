@@ -13,7 +13,7 @@ from rft.rollout.environment.calls import CallFailed
 from rft.rollout.environment.contract import FIELD, EnvironmentClass, checked_reward, checked_step, refuse_arguments
 from rft.rollout.environment.fork_server import as_text
 from rft.rollout.environment.instance import Instance
-from rft.sanitize import one_line
+from rft.sanitize import one_line, valid_text
 
 Messages = list[dict[str, Any]]
 T = TypeVar("T")
@@ -105,7 +105,7 @@ class LiveEnvironment:
                 self._notices.used(tool.name, None)
                 return output
             except CallFailed as error:
-                fault = str(error)
+                fault = valid_text(str(error), f"{self._class.target.key}: {tool.name}")
                 if self._instance.lost:
                     self.counts.failures += 1
                     raise EnvironmentFailed(f"{error.reason}: {error}") from error
@@ -269,9 +269,10 @@ class LiveEnvironment:
         async with limits.slots:
             start = time.perf_counter()
             try:
-                return await self._instance.call(
+                found = await self._instance.call(
                     method, *arguments, deadline_s=limits.deadline_s, most=limits.characters, **options
                 )
+                return valid_text(found, f"{self._class.target.key}: {method}")
             finally:
                 self.counts.seconds += time.perf_counter() - start
 

@@ -381,3 +381,17 @@ def test_an_answer_that_cannot_be_continued_is_refused():
         encoder.example({"prompt": [TWO[0], {"role": "assistant", "tool_calls": [CALL]}], "response": [TWO[1]]})
     with pytest.raises(ValueError, match="ends with tool calls of the assistant; add their results"):
         encoder.prompt({"prompt": [TWO[0], said("", tool_calls=[CALL])]})
+
+
+@pytest.mark.parametrize(
+    "empty", [{"content": None}, {}, {"content": None, "tool_calls": [], "name": "a", "weight": 1}]
+)
+def test_an_answer_that_says_nothing_is_refused_where_it_would_train(empty: dict[str, Any]) -> None:
+    encoder = Encoder(tokenizer(chats.CHATML), "chat", None, train_on="assistant")
+    for messages in ([*TWO[:3], {"role": "assistant", **empty}], [TWO[0], {"role": "assistant", **empty}, *TWO[2:]]):
+        with pytest.raises(
+            ValueError, match=r"^message [13], an answer of the assistant, has neither content nor tool_cal"
+        ):
+            encoder.example({"prompt": None, "response": messages})
+    ids, _ = encoder.example({"prompt": None, "response": [*TWO[:3], said("")]})
+    assert ids, "an empty text trains the end token"

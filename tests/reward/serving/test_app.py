@@ -39,6 +39,12 @@ def test_a_batch_has_every_term_number_and_reason(address):
     assert status == 200 and (empty["id"], empty["count"], empty["results"]) == (None, 0, [])
 
 
+def test_halves_of_characters_in_a_request_are_replaced(address):
+    body = {"id": "\ud800", "responses": ["a\udc00"], "rows": [{"answer": "a\udc00"}]}
+    status, answer = ask(f"{address}/score", body)
+    assert status == 200 and answer["id"] == "�" and answer["results"][0]["terms"]["right"] == 1.0
+
+
 def test_an_answer_has_the_fingerprint_of_what_was_asked_for(address):
     health = ask(f"{address}/health")[1]
     body = {"responses": ["ab"], "rows": [ROW]}
@@ -87,7 +93,6 @@ def test_nemo_gym_gets_its_request_with_a_reward(address):
     [
         ("/score", b"{", 422, "the body is not JSON"),
         ("/score", b'{"responses": [NaN]}', 422, "the body is not JSON: NaN is no number"),
-        ("/score", rb'{"responses": ["\ud800"]}', 422, "half of a surrogate pair"),
         ("/score", b"\xff", 422, "the body is not JSON: 'utf-8' codec can't decode"),
         ("/score", b"[" * 100_000, 422, "the body is not JSON"),
         ("/score", [1], 422, "the body is an object, not list"),

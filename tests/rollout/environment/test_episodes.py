@@ -102,6 +102,16 @@ def test_a_tool_that_fails_is_an_error_that_the_model_reads(workers):
     assert found.episode["failed"] is None and found.episode["reward"] == 1.0
 
 
+@pytest.mark.parametrize("workers", ["inline", "process"])
+def test_halves_of_characters_are_replaced(workers):
+    script = [call("tells") + call("raises"), "end"]
+    halves = {"halves": {"_target_": f"{HERE}.Halves"}}
+    [[found]], _ = play(lambda text: script[text.count(EOS)], halves, [{"prompt": "Q"}], workers=workers)
+    contents = [message["content"] for message in found.episode["messages"]]
+    assert contents == ["Q�", "", '["a�", {"�": 1}]', "error: raises raised ValueError: �", "end"]
+    assert found.episode["failed"] is None
+
+
 @pytest.mark.slow
 def test_a_tool_that_hangs_or_prints_much(capfd):
     rows = [{"prompt": "hangs"}, {"prompt": "prints"}]

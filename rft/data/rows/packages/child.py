@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rft.data.rows.sources import check_text, require
+from rft.sanitize import valid_text
 
 Rows = list[dict[str, Any]]
 
@@ -38,7 +39,7 @@ def rows_of_child(module: str, *arguments: Any) -> Rows:
         rows = pickle.loads(found.read_bytes())
     if isinstance(rows, ValueError):
         raise rows
-    return list(rows)
+    return list(valid_text(rows, module))
 
 
 def check_rows(rows: Rows, required: Sequence[str], name: str, first: int, key: str) -> None:

@@ -244,10 +244,10 @@ def _read(text: str) -> Answer:
     if len(items) > 1:
         return _solutions(text) or Group("list", tuple(_flat(map(_read, items))), _ends(found))
     text = bare(items[0]) if items else ""
-    if ratio := RATIO.fullmatch(text):
-        text = f"{ratio[1]}/{ratio[2]}"
-    if ratio := _ratio(text):
-        return ratio
+    if two := RATIO.fullmatch(text):
+        text = f"{two[1]}/{two[2]}"
+    if (several := _ratio(text)) is not None:
+        return several
     member, found = split(text, "∈")
     if len(member) == 2 and SYMBOL.fullmatch(member[0].strip()):
         return _read(member[1])

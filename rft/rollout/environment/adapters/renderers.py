@@ -19,6 +19,7 @@ from rft.registry import did_you_mean
 from rft.rollout.answers import Answer
 from rft.rollout.environment.call_format import CallReader, Read
 from rft.rollout.environment.turn_template import Message, NoSuffix, Renderer, Tools, TurnTemplate
+from rft.sanitize import valid_text
 
 KEY = "environment.renderer"
 AUTO = "auto"
@@ -209,7 +210,7 @@ class RendererCalls(CallReader):
 def _call(call: Any) -> ToolCall | str:
     """A call that the package parsed, or why it is none."""
     if call.status == "ok" and isinstance(call.name, str) and isinstance(call.arguments, dict):
-        return ToolCall(call.name, call.arguments)
+        return ToolCall(call.name, valid_text(call.arguments, "a call of a tool"))
     return f"the call cannot be read ({call.status}): {call.raw!r:.60}"
 
 

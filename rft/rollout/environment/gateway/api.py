@@ -16,6 +16,7 @@ from rft.rollout.answers import Answer
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.environment.turn_template import Message
 
+ORIGIN = "a request of an agent"
 IN_MESSAGES = ("role", "content", "name", "tool_call_id", "tool_calls", "reasoning_content")  # what templates read
 WITHOUT_EFFECT = {"model", "user", "metadata", "store", "parallel_tool_calls", "safety_identifier", "service_tier"}
 READ = WITHOUT_EFFECT | {
@@ -141,7 +142,7 @@ def _read_message(message: Message) -> Message:
 
 
 def _read_function(function: dict[str, Any]) -> dict[str, Any]:
-    arguments = value_of(function["arguments"])
+    arguments = value_of(function["arguments"], origin=ORIGIN)
     if not isinstance(arguments, dict):
         raise ValueError(f"the arguments of a call of {function['name']} are no object")
     return {"name": function["name"], "arguments": arguments}

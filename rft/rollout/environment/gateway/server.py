@@ -15,7 +15,7 @@ from rft.batch.trajectory import Trajectory
 from rft.data.strict_json import value_of
 from rft.remote.http_limits import HttpLimits
 from rft.remote.http_server import make_server, read_body
-from rft.rollout.environment.gateway.api import ApiError, read_request
+from rft.rollout.environment.gateway.api import ORIGIN, ApiError, read_request
 from rft.rollout.environment.gateway.session import Session
 from rft.rollout.environment.live import LiveEnvironment
 from rft.rollout.environment.play.player import Policy
@@ -126,7 +126,7 @@ def _app(sessions: dict[str, Session], policy: Policy) -> FastAPI:
         session = session_of(request)
         with session.admitted():
             try:
-                body = value_of((await read_body(request, LIMITS, "the gateway of agents")).decode())
+                body = value_of((await read_body(request, LIMITS, "the gateway of agents")).decode(), origin=ORIGIN)
             except ValueError as error:
                 raise ApiError(400, f"the body is not JSON: {error}") from error
             asked = read_request(body, policy.sampling)

@@ -33,6 +33,21 @@ class Shop:
         return float(len(self._asked))
 
 
+class Halves:
+    """Says halves of surrogate pairs, as Python reads them from JSON."""
+
+    def reset(self, **row):
+        return "\ud800"
+
+    def tells(self) -> str:
+        """Returns one in a text."""
+        return ["a\ud83d", {"\udc00": 1}]
+
+    def raises(self) -> str:
+        """Raises an error with one."""
+        raise ValueError("\udfff")
+
+
 class Faulty:
     """Tools that fail in every way."""
 
