@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+END_S = 5.0  # for tasks that are cancelled when the loop ends
 
 
 class EventLoop:
@@ -18,7 +19,7 @@ class EventLoop:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name=name)
+        self._thread = threading.Thread(target=self._run, daemon=True, name=name)
         self._thread.start()
 
     @property
@@ -39,7 +40,23 @@ class EventLoop:
             future.cancel()
 
     def close(self) -> None:
-        """Ends the thread. A second call does nothing."""
+        """Cancels what runs, ends the thread and closes the descriptors of the loop. A second call does nothing."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_forever()
+            self._loop.run_until_complete(_end_tasks())
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        finally:
+            self._loop.close()  # left to the garbage collector, loops of many steps would hold their descriptors
+
+
+async def _end_tasks() -> None:
+    """Cancels all other tasks, and waits for those that end soon."""
+    if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=END_S)

@@ -1,6 +1,8 @@
 """Whole runs whose answers are episodes."""
 
+import gc
 import json
+import os
 import re
 
 import pytest
@@ -63,6 +65,43 @@ def test_a_run_with_a_tool(fit):
     assert called["episode"]["messages"][1]["tool_calls"][0]["function"]["name"] == "calculate"
     page = (run / "report.html").read_text()
     assert "calculate(expression=" in page and 'class="turn trains"' in page
+
+
+class Descriptors:
+    """A logger that counts the open descriptors at each step.
+
+    Attributes:
+        counts: after each step.
+    """
+
+    def __init__(self):
+        self.counts = []
+
+    def open(self, run, config): ...
+
+    def log(self, step, stage, numbers):
+        self.counts.append(len(os.listdir("/proc/self/fd")))
+
+    def samples(self, step, rows): ...
+
+    def close(self, failed): ...
+
+    def rewind(self, step): ...
+
+
+@pytest.mark.slow
+def test_the_steps_of_a_run_leave_no_descriptor_open(resolved, tmp_path):
+    """Without the garbage collector, which closes what is forgotten at some step."""
+    config = resolved(*SMALL, "warmup=none", "steps=5", "eval.every=0", "eval.at_start=false", name="tool_use")
+    config["output_dir"] = str(tmp_path / "run")
+    job, counted = Job(config), Descriptors()
+    job.sinks.append(counted)
+    gc.disable()
+    try:
+        job.fit("")
+    finally:
+        gc.enable()
+    assert len(counted.counts) == 5 and len({*counted.counts[1:]}) == 1
 
 
 @pytest.mark.slow
