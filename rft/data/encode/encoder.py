@@ -54,6 +54,7 @@ class Encoder:
         ends: the tokens that answers are trained to end with, see `ChatTemplate`; `end` is that of plain answers.
         answers: counts those in examples by what becomes of them, see `masks.FATES`; None: nothing is counted.
         thoughts: finds the thoughts that prompts open.
+        unknown: finds characters without a token; a source that trains on given texts has it check them.
         made_of: everything that the token ids of a row depend on beside the files that `save` writes.
 
     Raises:
@@ -92,7 +93,7 @@ class Encoder:
         self._prefix = EncodedText([begin] if begins else [])
         self.text_limit: TextLimit | None = None
         self.answers: Counter[str] | None = None
-        self.limit, self.processor, self._unknown = limit, processor, UnknownCharacters(tokenizer)
+        self.limit, self.processor, self.unknown = limit, processor, UnknownCharacters(tokenizer, scored)
         self.continued = Continuation(tokenizer, self.tokenize)
         cut = limit if limit is not None and limit.cuts else None
         self.made_of = (template, system, self.tools, train_on, dict(arguments), cut, scored)
@@ -136,7 +137,7 @@ class Encoder:
         for number, prompt in enumerate(prompts):
             if not prompt:
                 raise ValueError(f"{place(rows, number)}: the prompt is empty; remove the row")
-            self._unknown.warn(texts[number].text, prompt, place(rows, number))
+            self.unknown.warn(texts[number].text, prompt, place(rows, number))
         return prompts
 
     def prompt(self, row: Mapping[str, Any]) -> EncodedText:
@@ -186,7 +187,6 @@ class Encoder:
                 long.
         """
         ids, weights = self._cut(row, *self._example(row))
-        self._unknown.check(row, ids, weights)
         ids = self._cut_text(ids, overlong)
         return ids, weights[: len(ids)]
 

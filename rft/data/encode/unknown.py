@@ -15,9 +15,11 @@ class UnknownCharacters:
     Args:
         tokenizer: of the texts. One whose unknown token ends or pads texts, too, as of byte-level BPE, has a token for
             every character.
+        scored: a score is trained on texts, and no answer.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, scored: bool = False) -> None:
+        self._scored = scored
         unknown = tokenizer.unk_token_id
         others = (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id)
         self._unknown = None if unknown in others else unknown
@@ -53,7 +55,9 @@ class UnknownCharacters:
         if self._unknown not in ids:
             return
         prompt, response = row.get("prompt"), row["response"]
-        trains = any(weight and token == self._unknown for token, weight in zip(ids, weights, strict=True))
+        trains = not self._scored and any(
+            weight and token == self._unknown for token, weight in zip(ids, weights, strict=True)
+        )
         if trains and (shown := self._first(_texts([response, prompt]))):
             raise ValueError(
                 f"the tokenizer has no token for {shown} of an answer, which would train {self._tokenizer.unk_token}; "

@@ -26,8 +26,13 @@ def supervised_row(
     Args:
         position: its group and its unit.
         overlong: see `Encoder.weighted_example`.
+
+    Raises:
+        ValueError: as of `Encoder.weighted_example`, or a token that trains stands for a character without one.
     """
-    ids, weights = encoder.weighted_example({**row, "response": response}, overlong)
+    answered = {**row, "response": response}
+    ids, weights = encoder.weighted_example(answered, overlong)
+    encoder.unknown.check(answered, ids, weights)
     made = given_row(position, row, ids, [weight > 0 for weight in weights])
     return made | {"token_weights": torch.tensor(weights, dtype=torch.float32)}
 

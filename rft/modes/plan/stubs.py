@@ -14,6 +14,7 @@ from rft.batch.scores import Scores, Scoring, ScoringAtEnd
 from rft.batch.thoughts import PromptThoughts
 from rft.data.encode.encoder import Encoder, Example
 from rft.data.encode.truncation import Overlong
+from rft.data.encode.unknown import UnknownCharacters
 from rft.rollout.engine.base import Completion, Engine, OnCompletion, Request
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import Sampler
@@ -27,7 +28,7 @@ class StubTokenizer:
         size: number of tokens.
     """
 
-    eos_token_id = pad_token_id = 0
+    eos_token_id = pad_token_id = bos_token_id = 0
     is_fast = True
     unk_token_id = None
     added_tokens_decoder: Mapping[int, Any] = MappingProxyType({})
@@ -60,7 +61,7 @@ class StubEncoder(Encoder):
 
     def __init__(self, prompt: int, answer: int) -> None:
         self.processor = None
-        self.thoughts = PromptThoughts(StubTokenizer(1))
+        self.thoughts, self.unknown = PromptThoughts(StubTokenizer(1)), UnknownCharacters(StubTokenizer(1))
         self.end, self.ends = 0, (0,)
         self.prompt_tokens = prompt
         self.answer_tokens = answer

@@ -6,6 +6,7 @@ import pytest
 
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.tokenizer import characters
+from rft.data.given.supervised import supervised_row
 from rft.data.rows.lazy import PlacedRows
 
 TEMPLATE = (
@@ -41,18 +42,25 @@ def test_an_answer_with_such_a_character_is_refused(character):
         {"prompt": None, "response": f"b{character}"},
     ):
         with pytest.raises(ValueError, match="of an answer") as found:
-            encoder().example(row)
+            supervised_row(encoder(), 0, row, row["response"])
         assert shown in str(found.value)
     messages = [{"role": "assistant", "content": f"b{character}"}]
     with pytest.raises(ValueError, match="of an answer"):
-        encoder("chat").example({"prompt": "a", "response": messages})
+        supervised_row(encoder("chat"), 0, {"prompt": "a"}, messages)
+
+
+def test_a_score_of_an_answer_with_such_a_character_trains(caplog):
+    supervised_row(encoder(scored=True), 0, {"prompt": "a"}, "b\0")
+    assert "has no token for" in caplog.text
+    caplog.clear()
+    encoder().example({"prompt": "a", "response": "b\0"})  # as models of rewards read it
+    assert not caplog.records
 
 
 def test_such_a_character_that_does_not_train_is_said(caplog):
     made, row = encoder(), {"prompt": f"a{SEPARATOR}", "response": "b"}
     for _ in range(2):
-        ids, trains = made.example(row)
-        assert ids == made.prompt(row) + made.encode(["b"])[0] + [made.end] and trains == [False, False, True, True]
+        assert supervised_row(made, 0, row, "b")["response_mask"].tolist() == [False, False, True, True]
     [record] = caplog.records
     assert record.message.startswith(f"the row that begins {row['prompt'] + 'b'!r}: the tokenizer has no token for")
 
@@ -60,8 +68,8 @@ def test_such_a_character_that_does_not_train_is_said(caplog):
 def test_texts_with_a_token_for_each_character_are_silent(caplog):
     made = encoder()
     made.prompts([{"prompt": "a<unk>"}])  # the token itself
-    made.example({"prompt": "a", "response": "b<eos>"})
+    supervised_row(made, 0, {"prompt": "a"}, "b<eos>")
     tokenizer = characters(alphabet="ab")
     tokenizer.unk_token = tokenizer.eos_token  # as of byte-level BPE
-    Encoder(tokenizer, "none", None).example({"prompt": "a", "response": "b<eos>"})
+    supervised_row(Encoder(tokenizer, "none", None), 0, {"prompt": "a"}, "b<eos>")
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
