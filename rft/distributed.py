@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+JOIN_S = 600.0  # seconds in which all ranks of a run must have started
 FAILURE = "rft/failure"  # key in the store of the process group: [rank, message] of the first error
 
 
@@ -170,7 +171,8 @@ def start(device: str) -> World:
         device: `auto` (CUDA where there is one), `cpu` or `cuda`.
 
     Raises:
-        ValueError: `device` is `cuda` and torch finds no CUDA device, or no network interface is found.
+        ValueError: `device` is `cuda` and torch finds no CUDA device, no network interface is found, or not all ranks
+            start within `JOIN_S`.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError(
@@ -185,9 +187,18 @@ def start(device: str) -> World:
         backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
         try:
             if "RANK" in os.environ:
-                dist.init_process_group(backend, timeout=timedelta(minutes=30))
+                dist.init_process_group(backend, timeout=timedelta(seconds=JOIN_S))
             else:
                 dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        except dist.DistError as error:  # of the store, through which the ranks find each other
+            rank, ranks, host, port = (
+                os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+            )
+            raise ValueError(
+                f"rank {rank} did not find all {ranks} ranks of the run at {host}:{port} within {JOIN_S:g} s "
+                f"({str(error).splitlines()[0]}): start all of them within this time, see their output, or check the "
+                "network between their machines"
+            ) from error
         except RuntimeError as error:
             if "gloo/transport" not in str(error):
                 raise
@@ -282,7 +293,8 @@ def leave() -> None:
     It skips the interpreter's teardown, in which threads of gloo sometimes abort a process after its work is done.
     """
     if "RANK" in os.environ and dist.is_initialized():
-        dist.barrier()
+        with suppress(RuntimeError):  # of a rank that has died: the work is done
+            dist.barrier()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)

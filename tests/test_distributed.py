@@ -1,6 +1,7 @@
 """How a process joins a run, what FSDP2 sets in torch before, and the collectives on one process and on two."""
 
 import os
+import socket
 import subprocess
 import sys
 import warnings
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import rft
 from rft.distributed import check_nccl, start
 from rft.strategy.fsdp2 import FSDP2
 from tests.helpers import yaml_options
@@ -176,3 +178,21 @@ def test_a_script_of_which_a_rank_dies_in_native_code_runs_once_more(tmp_path, d
     assert starts.read_text() == "x" * runs
     found = [str(each.message) for each in warned if "runs again" in str(each.message)]
     assert len(found) == runs - 1 and all("gloo::transport::tcp::Loop::run" in text for text in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_rank_that_does_not_start_is_an_error_with_the_address(rank):
+    """The other of two ranks; rank 0 listens."""
+    code = "from rft import distributed; distributed.JOIN_S = 2.0; distributed.start('cpu')"
+    ranks = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    root = {"PYTHONPATH": str(Path(rft.__file__).parent.parent), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | root | ranks, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f"ValueError: rank {rank} did not find all 2 ranks of the run at 127.0.0.1:" in done.stderr, done.stderr
+    assert "within 2 s (" in done.stderr and "network between their machines" in done.stderr
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return listening.getsockname()[1]

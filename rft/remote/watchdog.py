@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Self
 
 import torch
 import torch.distributed as dist
@@ -58,7 +58,7 @@ class Watchdog:
     before it finds that. A rank that waits for a living one for `collective_timeout_s`, in a collective or in work that
     needs all ranks, publishes which rank it waited for. The other ranks then end: with a PeerError where their
     collective fails, and otherwise after 15 seconds, with exit status 1. Without torchrun, or with one rank, the block
-    runs as if it were alone.
+    runs as if it were alone. The block may have another one of the same object in it, which then handles its errors.
 
     Args:
         world: all processes.
@@ -79,6 +79,7 @@ class Watchdog:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._beats = 0
+        self._depth = 0  # of the block
         self._leaving = False  # the main thread has seen an error and ends by itself
         self._failure = (0, "the store of the process group, which rank 0 or its torchrun holds, is gone")
         self._main = threading.get_ident()
@@ -86,14 +87,17 @@ class Watchdog:
             store: Any = dist.distributed_c10d._get_default_store()
             self._store = store.clone()  # a connection of its own
 
-    def __enter__(self) -> None:
-        if self._active:
+    def __enter__(self) -> Self:
+        self._depth += 1
+        if self._active and self._depth == 1:
             self._limit_groups()
             self._publish(self._beat())
             self._thread.start()
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if not self._active:
+        self._depth -= 1
+        if not self._active or self._leaving or (self._depth > 0 and not isinstance(error, Exception)):
             return
         if not isinstance(error, Exception):
             self._end_thread()
@@ -159,7 +163,7 @@ class Watchdog:
                 self._limit_groups()
                 self._publish(self._beat())
                 beat = self._read(following)
-                if beat != last or beat is None or beat.number < 0:
+                if beat != last or (beat is not None and beat.number < 0):
                     last, changed = beat, now
                 elif now - changed > self._dead_after:
                     self._fail(following, f"it gives no sign of life for {self._dead_after:g} s (faults.dead_after_s)")

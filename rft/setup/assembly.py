@@ -28,6 +28,7 @@ from rft.evaluation.canary import CanaryProbe
 from rft.logger.log import RunLog, SilentLog
 from rft.logger.redact import public_config
 from rft.registry import Target
+from rft.remote.watchdog import Watchdog
 from rft.report.run_page import RUN_REPORT
 from rft.rollout.sampler import EngineSampler, Sampler
 from rft.rollout.source.base import RolloutContext
@@ -63,12 +64,11 @@ class Job(Components):
             make_plan: see `explain_out_of_memory`.
         """
         world = self.join()
-        with self.watchdog(world):
+        with self.watchdog(world) as watchdog, RunLock() as lock:
             loaded = self.prepare(world)
-        with RunLock() as lock:
             command = self.run_command(suffix)
             chosen: RunFolder = world.decide(lambda: choose_folder(command, lock))
-            numbers = self.train_in(chosen, world, loaded, make_plan)
+            numbers = self.train_in(chosen, world, loaded, make_plan, watchdog)
             world.decide(lambda: finish_folder(chosen.path, numbers))
         return metric_value(numbers, self.metric)
 
@@ -82,13 +82,15 @@ class Job(Components):
         wanted = Path(self.run.output_dir + suffix)
         return RunCommand(wanted, public_config(self.config), self.run.step_count(), unread)
 
-    def train_in(self, chosen: RunFolder, world: World, loaded: Datasets, make_plan: MakePlan) -> dict[str, float]:
+    def train_in(
+        self, chosen: RunFolder, world: World, loaded: Datasets, make_plan: MakePlan, watchdog: Watchdog
+    ) -> dict[str, float]:
         """Loads the models and trains in a run folder; returns the last value of every metric."""
         run, folder, public = self.run, chosen.path, public_config(self.config)
         opened: RunLog = SilentLog()
         if world.rank == 0:
             opened = RunLog(folder, public, self.sinks, report=RUN_REPORT, store=store_media)
-        with opened as log, self.watchdog(world):
+        with opened as log, watchdog:  # the log gets the error of the rank that failed first
             for text in [*chosen.messages, *loaded.messages, *notices(run, self.algorithm, self.exact())]:
                 log.message(text)
             trainer, stages = self.assemble(world, loaded, folder, log, chosen=chosen)

@@ -129,6 +129,12 @@ FAULTS = {
     "a rank gives no sign of life for faults.dead_after_s: its machine is gone, or its process does not run": (
         f"{RANKS}[stop]"
     ),
+    "a rank does not start, or ends before the others have found it": (
+        "test_distributed.py::test_a_rank_that_does_not_start_is_an_error_with_the_address"
+    ),
+    "a rank ends while the others make a group of ranks": (
+        f"{WATCHDOG}::test_a_rank_that_is_killed_before_a_group_is_made_is_found_without_the_timeout_of_torch"
+    ),
     "a rank lives, and others wait for it for faults.collective_timeout_s": (
         f"{WATCHDOG}::test_a_rank_that_hangs_is_named_with_its_place_after_the_long_timeout"
     ),

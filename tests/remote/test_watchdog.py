@@ -91,6 +91,14 @@ def test_a_rank_that_hangs_in_work_that_needs_all_ranks_is_named(kind, place, tm
 
 
 @pytest.mark.slow
+def test_a_rank_that_is_killed_before_a_group_is_made_is_found_without_the_timeout_of_torch():
+    """No connection to it is lost yet: the other rank would wait in the store for 30 minutes."""
+    codes, said, _ = run_ranks("group", 2, dead_after=5, timeout=1800)
+    assert codes == [1] and "rank 1 failed first: it gives no sign of life for 5 s" in said[0], said[0]
+    assert "rank 0 waited in make_group (watchdog_on_ranks.py:" in said[0]
+
+
+@pytest.mark.slow
 def test_a_rank_that_is_slow_ends_nothing():
     codes, _, seconds = run_ranks("slow", 3, dead_after=6)
     assert codes == [0, 0] and seconds > 8

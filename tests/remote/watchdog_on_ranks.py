@@ -76,13 +76,25 @@ def save(world):
     saved.wait()
 
 
+def make_group(world, outer):
+    """Rank 1 is killed between two blocks within a block; the others make a group, for which they wait in the store."""
+    with outer:
+        world.gather(None)
+    if world.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with outer:
+        dist.new_group(backend="gloo")
+
+
 def main() -> None:
     kind, dead_after, timeout = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
     watchdog.GRACE = 2.0
     world = start("cpu")
     try:
-        with watchdog.Watchdog(world, dead_after, timeout, redact):
+        with watchdog.Watchdog(world, dead_after, timeout, redact) as outer:
             world.gather(None)
+            if kind == "group":
+                make_group(world, outer)
             if kind == "forward":
                 forward(world)
             if world.rank == 1:
