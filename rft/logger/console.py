@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 import sys
 import time
 from collections import deque
@@ -262,6 +263,17 @@ class RunConsole:
             left = spent / (done - current.done) * (current.steps - done)
             parts.append(f"eta {duration(left)}" if left else f"took {duration(spent)}")
         return "  ".join(parts)
+
+
+@contextmanager
+def work_progress(name: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr for long work before a run has its folder; rank 0 alone shows it. See `RunConsole.progress`."""
+    console = RunConsole(Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0"))
+    try:
+        with console.progress(name, total) as show:
+            yield show
+    finally:
+        console.stop()
 
 
 def shown_metrics(names: Iterable[str], prefixes: Sequence[str] = SHOWN) -> list[str]:

@@ -238,7 +238,7 @@ class Job(Components):
             return None
         counts = [] if loaded.longest_text is None else [loaded.longest_text]
         if self.facts.sampled != "never" and "prompt" in self.needs:
-            counts.append(max(loaded.lengths.prompts(loaded.train)) + self.run.rollout.max_new_tokens)
+            counts.append(int(loaded.lengths.prompts(loaded.train).max()) + self.run.rollout.max_new_tokens)
         return max(counts, default=None)
 
     def assemble(

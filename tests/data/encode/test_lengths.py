@@ -30,7 +30,7 @@ def drop(rows, most):
     counts = Lengths(SINGLE_PROCESS, ENCODER, None).prompts(rows)
     limit = None if most is None else PromptLimit(most, "drop")
     left, counts = limit_prompts(rows, counts, limit, "data.train", said.append)
-    assert counts == [len(row["prompt"]) for row in left]
+    assert counts.tolist() == [len(row["prompt"]) for row in left]
     return left, said
 
 
@@ -90,9 +90,9 @@ def test_a_run_knows_how_many_answers_train_and_why_others_do_not(size, ranks, t
     def count(world):
         encoder = Counting(tokenizer(chats.QWEN3), "chat", None)
         texts = Lengths(world, encoder, str(tmp_path)).texts(GivenTexts(TextSource, {"response": "messages"}), CHATS)
-        return [text.answers for text in texts], encoder.asked
+        return texts.answers.tolist(), encoder.asked
 
-    answers = [(2, 0, 0, 0), (1, 0, 1, 0), (1, 0, 1, 0), (1, 0, 0, 1)]
+    answers = [[2, 0, 0, 0], [1, 0, 1, 0], [1, 0, 1, 0], [1, 0, 0, 1]]
     first, again = ranks(size, count), ranks(size, count)
     assert [found for found, _ in [*first, *again]] == [answers] * 2 * size
     assert sum(encoded for _, encoded in first) == 4 and not any(encoded for _, encoded in again)

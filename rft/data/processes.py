@@ -1,0 +1,97 @@
+"""Work on all rows of a large data set, in several processes of this machine."""
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing import get_context
+from typing import Any, TypeVar
+
+import torch
+
+from rft.logger.console import work_progress
+
+CHUNK = 1024  # rows that are read at once
+FORKED = 16_384  # rows from which on other processes take less time than it takes to start them
+MOST = 16  # processes: each needs memory of its own
+TOKENIZERS_PARALLELISM = "TOKENIZERS_PARALLELISM"
+PR_SET_PDEATHSIG = 1
+Made = TypeVar("Made")
+
+
+def in_chunks(name: str, count: int, work: Callable[[range], Made]) -> list[Made]:
+    """Calls a function for every chunk of the numbers below `count`, and returns what it makes of them, in order.
+
+    From `FORKED` numbers on, forked processes share the chunks, and the console shows how far they are. The function
+    then changes nothing in this process. It must not use a GPU.
+
+    Args:
+        name: of the work, for the console.
+        work: takes consecutive numbers, at most `CHUNK`.
+
+    Raises:
+        ValueError: that of the first chunk for which `work` raises one.
+    """
+    chunks = [range(start, min(start + CHUNK, count)) for start in range(0, count, CHUNK)]
+    if count < FORKED:
+        return [work(chunk) for chunk in chunks]
+    made = list[Made]()
+    with _mapped(work, chunks) as found, work_progress(name, count) as show:
+        for chunk, result in zip(chunks, found, strict=True):
+            made.append(result)
+            show(chunk.stop)
+    return made
+
+
+@contextmanager
+def _mapped(work: Callable[[range], Made], chunks: list[range]) -> Iterator[Iterator[Made]]:
+    """The results of all chunks, in order, of as many processes as this rank has cores."""
+    processes = min(cores(), MOST, len(chunks))
+    if processes == 1:
+        yield map(work, chunks)
+        return
+    _Child.work = work
+    before = os.environ.get(TOKENIZERS_PARALLELISM)
+    # forked processes have none of the threads of this one: tokenizers and torch must not wait for them
+    os.environ[TOKENIZERS_PARALLELISM] = "false"
+    parent = partial(_Child.begin, os.getpid())
+    executor = ProcessPoolExecutor(processes, mp_context=get_context("fork"), initializer=parent)
+    try:
+        yield executor.map(_Child.run, chunks)
+    finally:
+        executor.shutdown(cancel_futures=True)
+        del _Child.work
+        if before is None:
+            del os.environ[TOKENIZERS_PARALLELISM]
+        else:
+            os.environ[TOKENIZERS_PARALLELISM] = before
+
+
+class _Child:
+    """What a forked process does. It has `work` from the process that forked it, so that nothing is pickled."""
+
+    work: Callable[[range], Any]
+
+    @staticmethod
+    def begin(parent: int) -> None:
+        """Ends the process when the run ends, also if the run is killed."""
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+        torch.set_num_threads(1)
+
+    @staticmethod
+    def run(chunk: range) -> Any:
+        """Does the work for one chunk."""
+        return _Child.work(chunk)
+
+
+def cores() -> int:
+    """The cores that this rank may use; 1 where processes cannot be forked safely."""
+    if sys.platform != "linux":
+        return 1
+    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
