@@ -135,8 +135,8 @@ class RunConsole:
     def recall(self, history: History) -> None:
         """Restores the values that an earlier process logged, so that trends cover the whole run."""
         self._values.clear()
-        for name in history.names:
-            self._remember_all(name, [value for _, value in history.points(name) if value is not None])
+        for name in shown_metrics(history.names):
+            self._remember_all(name, history.values(name))
 
     def message(self, text: str) -> None:
         """A line above the live display."""

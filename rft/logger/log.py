@@ -25,6 +25,7 @@ from rft.logger.history import (
     WARNINGS,
     WORST_TOKENS,
     History,
+    parsed_lines,
     read_lines,
     trajectory_files,
     write_atomically,
@@ -63,11 +64,11 @@ class Report:
     """A page about a run, written from its folder during and after the run.
 
     Attributes:
-        write: writes the page into a run folder and returns its path.
+        write: writes the page about a run folder and its history into the folder, and returns the path of the page.
         conclusions: lines that the console prints below the final table.
     """
 
-    write: Callable[[Path], Path]
+    write: Callable[[Path, History], Path]
     conclusions: Callable[[History], Sequence[str]]
 
 
@@ -106,33 +107,43 @@ class RunLog:
         sync(run)
         self._began = time.perf_counter()
         self._reported = self._began
+        self._known: History | None = None  # of the folder, from the first time that it is needed
         self._closed = False
         for sink in sinks:
             sink.open(run, config)
 
     def rewind(self, step: int) -> None:
         """Drops everything that an interrupted run wrote after the step from which it resumes (-1 drops all)."""
-        rows = History.of(self.run).rows
-        kept = [row for row in rows if row["step"] <= step]
-        if len(kept) < len(rows):
+        self._file.close()
+        kept, dropped = History(), False
+        with replacing(self.run / METRICS) as partial, partial.open("w", encoding="utf-8") as file:
+            for line, row in parsed_lines(self.run / METRICS):
+                if row["step"] <= step:
+                    kept.add(row)
+                    file.write(line.rstrip("\n") + "\n")
+                else:
+                    dropped = True
+        self._file, self._known = (self.run / METRICS).open("a", encoding="utf-8"), kept
+        if dropped:
             known = f"the lines after step {step}" if step >= 0 else "without a checkpoint all lines"
             self.message(f"{METRICS}: {known} are dropped, and these steps run again")
-        if kept and kept[-1]["step"] < step:
-            self.warning(f"{METRICS} has no lines of steps {kept[-1]['step'] + 1} to {step}; nothing else is missing")
-        elif step > 0 and not kept:
+        if kept.steps and kept.steps[-1] < step:
+            self.warning(f"{METRICS} has no lines of steps {kept.steps[-1] + 1} to {step}; nothing else is missing")
+        elif step > 0 and not kept.steps:
             self.message(f"{METRICS} begins after step {step}, from which the run continues")
-        self._file.close()
-        with replacing(self.run / METRICS) as partial:
-            partial.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-        self._file = (self.run / METRICS).open("a", encoding="utf-8")
         self._drop_samples(step)
         if (worst := self.run / WORST_TOKENS).exists():
             write_atomically(worst, "".join(_line(row) for row in read_lines(worst) if row["step"] <= step))
-        history = History(kept)
-        self._began = time.perf_counter() - history.elapsed
-        self.console.recall(history)
+        self._began = time.perf_counter() - kept.elapsed
+        self.console.recall(kept)
         for sink in self._sinks:
             sink.rewind(step)
+
+    def _history(self) -> History:
+        """What the run has logged, also before this process. The file is read once."""
+        if self._known is None:
+            self._known = History.of(self.run)
+        return self._known
 
     def _drop_samples(self, step: int) -> None:
         """Removes the sampled texts after a step, and their media that no other lines in the run folder name."""
@@ -181,15 +192,18 @@ class RunLog:
         plain = {name: float(value) for name, value in numbers.items()}
         plain[ELAPSED] = round(time.perf_counter() - self._began, 3)
         finite = {name: value if math.isfinite(value) else None for name, value in plain.items()}
-        self._file.write(json.dumps({"step": step, "stage": stage, **finite}) + "\n")
+        row = {"step": step, "stage": stage, **finite}
+        self._file.write(json.dumps(row) + "\n")
         self._file.flush()
+        if self._known is not None:
+            self._known.add(row)
         os.fsync(self._file.fileno())  # a power cut loses no logged step
         self.console.log(step, stage, plain)
         for sink in self._sinks:
             sink.log(step, stage, plain)
         if any(name.startswith("eval/") for name in plain) and time.perf_counter() - self._reported > REPORT_EVERY:
             if self._report is not None:
-                self._report.write(self.run)
+                self._report.write(self.run, self._history())
             self._reported = time.perf_counter()
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -219,8 +233,8 @@ class RunLog:
         self._file.close()
         for sink in self._sinks:
             sink.close(bool(failure))
-        history = History.of(self.run)
-        page = None if self._report is None else self._report.write(self.run)
+        history = self._history()
+        page = None if self._report is None else self._report.write(self.run, history)
         conclusions = () if self._report is None else self._report.conclusions(history)
         summaries = [found for name in shown_metrics(history.names) if (found := history.summary(name)) is not None]
         self.console.stop()
@@ -233,8 +247,8 @@ class RunLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is KeyboardInterrupt:
-            rows = History.of(self.run).rows
-            self.close(f"interrupted after step {rows[-1]['step'] if rows else 0}; run the same command to resume")
+            steps = self._history().steps
+            self.close(f"interrupted after step {steps[-1] if steps else 0}; run the same command to resume")
         elif kind is Stopped:
             self.message(str(error))
             self.close()

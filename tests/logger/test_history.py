@@ -46,7 +46,7 @@ def test_summary_and_milestones() -> None:
 
 def test_unfinished_last_line_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "stage": "train", "lr": 0.1}\n{"step": 2, "sta')
-    assert [row["step"] for row in History.of(tmp_path).rows] == [1]
+    assert [row["step"] for row in History.of(tmp_path).rows()] == [1]
 
 
 def test_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
@@ -71,7 +71,13 @@ def test_texts_are_files_of_a_step(tmp_path: Path) -> None:
 
 def test_a_folder_without_numbers_is_an_empty_history(tmp_path: Path) -> None:
     history = History.of(tmp_path)
-    assert (history.rows, history.names, history.stages(), history.last_step, history.elapsed) == ([], [], [], 0, 0.0)
+    assert (list(history.rows()), history.names, history.stages(), history.last_step, history.elapsed) == (
+        [],
+        [],
+        [],
+        0,
+        0.0,
+    )
 
 
 def test_headlines_are_one_metric_of_each_set_and_the_reward() -> None:

@@ -45,7 +45,7 @@ class RecordingSink:
         self.calls.append(("close", failed))
 
 
-def page(run: Path) -> Path:
+def page(run: Path, history: History) -> Path:
     """Writes a page that counts its versions."""
     path = run / "page.txt"
     path.write_text((path.read_text() if path.exists() else "") + "x")
@@ -53,7 +53,7 @@ def page(run: Path) -> Path:
 
 
 def conclusions(history: History) -> list[str]:
-    return [f"{len(history.rows)} rows"]
+    return [f"{len(history.steps)} rows"]
 
 
 def quiet() -> RunConsole:
