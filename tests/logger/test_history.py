@@ -1,5 +1,7 @@
 """metrics.jsonl read back: killed runs, stages, first/best/last."""
 
+import json
+import math
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from rft.logger.history import (
     duration,
     headline_names,
     read_lines,
+    read_stages,
     short,
     trajectory_files,
 )
@@ -34,6 +37,23 @@ def test_stages_begin_where_the_one_before_ended() -> None:
     assert History(ROWS).stages() == [StageSpan("warmup", 0, 2), StageSpan("train", 2, 5)]
     rows = [{"step": 1, "stage": "train"}, {"step": 2, "stage": "train"}]
     assert History(rows).stages() == [StageSpan("train", 0, 2)], "without an evaluation before the first step"
+
+
+def test_the_rows_come_back_as_they_were_logged() -> None:
+    history = History(ROWS[:2])
+    for row in ROWS[2:]:
+        history.add(row | {"lr": math.nan} if row["step"] == 5 else row)
+    assert list(history.rows()) == [*ROWS[:5], ROWS[5] | {"lr": None}] and list(history.steps) == [0, 1, 2, 3, 4, 5]
+    assert history.values("reward/mean") == [0.3, 0.4] and history.values("none") == []
+
+
+@pytest.mark.parametrize("last", ["", '{"step": 6, "stage": "tr', '{"step": 6, "stage": "train", "lr": 1.0}'])
+@pytest.mark.parametrize("other", [False, True])
+def test_stages_are_read_without_the_numbers(tmp_path: Path, other: bool, last: str) -> None:
+    """Also of a file that another program has written, and of one whose last line has no end."""
+    lines = [json.dumps(row, sort_keys=other and row["step"] == 2) + "\n" for row in ROWS]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines) + last)
+    assert read_stages(tmp_path) == [StageSpan("warmup", 0, 2), StageSpan("train", 2, 6 if last[-1:] == "}" else 5)]
 
 
 def test_summary_and_milestones() -> None:
@@ -71,13 +91,8 @@ def test_texts_are_files_of_a_step(tmp_path: Path) -> None:
 
 def test_a_folder_without_numbers_is_an_empty_history(tmp_path: Path) -> None:
     history = History.of(tmp_path)
-    assert (list(history.rows()), history.names, history.stages(), history.last_step, history.elapsed) == (
-        [],
-        [],
-        [],
-        0,
-        0.0,
-    )
+    assert (list(history.rows()), history.names, history.stages(), read_stages(tmp_path)) == ([], [], [], [])
+    assert (history.last_step, history.elapsed) == (0, 0.0)
 
 
 def test_headlines_are_one_metric_of_each_set_and_the_reward() -> None:
