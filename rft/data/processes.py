@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import get_context
@@ -35,6 +36,7 @@ def in_chunks(name: str, count: int, work: Callable[[range], Made]) -> list[Made
 
     Raises:
         ValueError: that of the first chunk for which `work` raises one.
+        RuntimeError: a process has ended, such as one that was killed because memory was used up.
     """
     chunks = [range(start, min(start + CHUNK, count)) for start in range(0, count, CHUNK)]
     if count < FORKED:
@@ -58,10 +60,15 @@ def _mapped(work: Callable[[range], Made], chunks: list[range]) -> Iterator[Iter
     before = os.environ.get(TOKENIZERS_PARALLELISM)
     # forked processes have none of the threads of this one: tokenizers and torch must not wait for them
     os.environ[TOKENIZERS_PARALLELISM] = "false"
-    parent = partial(_Child.begin, os.getpid())
-    executor = ProcessPoolExecutor(processes, mp_context=get_context("fork"), initializer=parent)
+    begin = partial(_Child.begin, os.getpid())
+    executor = ProcessPoolExecutor(processes, mp_context=get_context("fork"), initializer=begin)
     try:
         yield executor.map(_Child.run, chunks)
+    except BrokenProcessPool as error:
+        raise RuntimeError(
+            f"one of {processes} processes that read the rows has ended, maybe killed for its memory; free memory, or "
+            "run on fewer cores (taskset --cpu-list 0 starts none)"
+        ) from error
     finally:
         executor.shutdown(cancel_futures=True)
         del _Child.work
