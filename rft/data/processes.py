@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from functools import partial
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
@@ -56,12 +55,11 @@ def _mapped(work: Callable[[range], Made], chunks: list[range]) -> Iterator[Iter
     if processes == 1:
         yield map(work, chunks)
         return
-    _Child.work = work
     before = os.environ.get(TOKENIZERS_PARALLELISM)
     # forked processes have none of the threads of this one: tokenizers and torch must not wait for them
     os.environ[TOKENIZERS_PARALLELISM] = "false"
-    begin = partial(_Child.begin, os.getpid())
-    executor = ProcessPoolExecutor(processes, mp_context=get_context("fork"), initializer=begin)
+    given = (work, os.getpid())
+    executor = ProcessPoolExecutor(processes, get_context("fork"), initializer=_Child.begin, initargs=given)
     try:
         yield executor.map(_Child.run, chunks)
     except BrokenProcessPool as error:
@@ -71,7 +69,6 @@ def _mapped(work: Callable[[range], Made], chunks: list[range]) -> Iterator[Iter
         ) from error
     finally:
         executor.shutdown(cancel_futures=True)
-        del _Child.work
         if before is None:
             del os.environ[TOKENIZERS_PARALLELISM]
         else:
@@ -79,13 +76,14 @@ def _mapped(work: Callable[[range], Made], chunks: list[range]) -> Iterator[Iter
 
 
 class _Child:
-    """What a forked process does. It has `work` from the process that forked it, so that nothing is pickled."""
+    """What a forked process does. It inherits `work`, so that rows and functions need not be pickled."""
 
     work: Callable[[range], Any]
 
     @staticmethod
-    def begin(parent: int) -> None:
-        """Ends the process when the run ends, also if the run is killed."""
+    def begin(work: Callable[[range], Any], parent: int) -> None:
+        """Takes the work, and makes the process end when the run ends, also if the run is killed."""
+        _Child.work = work
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)

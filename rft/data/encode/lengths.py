@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 import jinja2
 import numpy as np
 import tokenizers
-import torch
 import transformers
 from numpy.typing import NDArray
 
@@ -194,12 +193,12 @@ def count_tokens(texts: Sequence[Row], encoder: Encoder) -> tuple[int, int]:
         texts: as `GivenSource.texts` returns them.
     """
     facts, counted = encoder.media_facts, []
-    media = torch.tensor([] if facts is None else facts.placeholders, dtype=torch.int64)
     for text in texts:
-        ids, trains = text["tokens"]["input_ids"], text["response_mask"]  # (T,), (T,)
-        first = trains.nonzero()[:1].flatten() + 1  # (1,), or (0,) where none trains
-        last = torch.isin(ids, media).nonzero()[-1:].flatten() + 1
-        counted.append((len(ids), max([*first.tolist(), *last.tolist()]) if len(first) else len(ids)))
+        ids, trains = text["tokens"]["input_ids"].numpy(), text["response_mask"].numpy()  # (T,), (T,)
+        least = int(trains.argmax()) + 1 if trains.any() else len(ids)
+        if facts is not None:
+            least = max([least, *np.flatnonzero(np.isin(ids, facts.placeholders))[-1:] + 1])
+        counted.append((len(ids), least))
     tokens, least = map(max, zip(*counted, strict=True))
     return tokens, least
 
