@@ -55,6 +55,7 @@ class Plugin:
         self.facts = types.SimpleNamespace(**facts)
         self.function = function
         self._supplied = set(inspect.signature(function).parameters) - set(options)
+        self._parameters: dict[str, list[str]] = {}  # of the facts that have been called
 
     def __call__(self, *args: Any, **supplied: Any) -> Any:
         """Calls the function with those keyword arguments that it takes; the others are dropped."""
@@ -66,7 +67,9 @@ class Plugin:
         """Calls a fact that is a function with those options and keyword arguments that it takes."""
         function = vars(self.facts)[fact]
         known = {**supplied, **self.options}
-        taken = {name: known[name] for name in inspect.signature(function).parameters if name in known}
+        if fact not in self._parameters:  # to read a signature takes longer than most calls
+            self._parameters[fact] = list(inspect.signature(function).parameters)
+        taken = {name: known[name] for name in self._parameters[fact] if name in known}
         with naming(f"{fact} of {self.title}", function):
             return function(*args, **taken)
 

@@ -16,6 +16,7 @@ python scripts/benchmark.py load            # seconds and memory of loading shar
 python scripts/benchmark.py export          # seconds and memory of an export by file, and of a gathered one
 python scripts/benchmark.py sync            # seconds and memory of new weights for hf, in bfloat16 and float32
 python scripts/benchmark.py publish         # seconds and memory of new weights for servers, and of a gathered file
+python scripts/benchmark.py data            # seconds and memory of a million short rows, and those of datasets
 python scripts/benchmark.py staleness       # the final reward of every policy loss with samples of an old policy
 """
 
@@ -25,6 +26,7 @@ from pathlib import Path
 from bench import (
     balance,
     checkpoint,
+    data,
     dialogue,
     logprob,
     model_io,
@@ -65,6 +67,7 @@ def main() -> None:
     model_io.add_options(sections.add_parser("export", help="the same of an export, by file and whole"), "export")
     model_io.add_options(sections.add_parser("sync", help="the same of new weights for hf, bfloat16 and not"), "sync")
     model_io.add_options(sections.add_parser("publish", help="the same of new weights for servers"), "publish")
+    data.add_options(sections.add_parser("data", help="seconds and memory of many short rows, and of datasets"))
     staleness.add_options(sections.add_parser("staleness", help="the final reward of every loss with old samples"))
     arguments = parser.parse_args()
     try:

@@ -37,7 +37,7 @@ class RowSampler:
         self._shuffle = shuffle
         self._first_epoch = first_epoch
         self._epoch = -1
-        self._order: list[int] = []
+        self._order = torch.empty(0, dtype=torch.int64)
         if isinstance(rows, RowStream):
             rows.start(seed, shuffle)
 
@@ -57,11 +57,11 @@ class RowSampler:
             positions = self._rows.take(number)
             self.position = self._rows.position
             return [(position, position) for position in positions]
-        skipped = set() if weights is None else set((weights == 0).nonzero().flatten().tolist())
-        assert len(skipped) < len(self._rows), "no row has weight"
+        assert weights is None or weights.any(), "no row has weight"
         taken: list[tuple[int, int]] = []
         while len(taken) < number:
-            if (row := self.row_at(self.position)) not in skipped:
+            row = self.row_at(self.position)
+            if weights is None or weights[row] != 0:
                 taken.append((self.position, row))
             self.position += 1
         return taken
@@ -73,9 +73,9 @@ class RowSampler:
             return index
         if epoch != self._epoch:
             shuffle = generator(self._seed, self._first_epoch + epoch)
-            self._order = torch.randperm(len(self._rows), generator=shuffle).tolist()
+            self._order = torch.randperm(len(self._rows), generator=shuffle)
             self._epoch = epoch
-        return self._order[index]
+        return int(self._order[index])
 
     def take_by_weight(self, number: int, weights: Tensor) -> list[tuple[int, int]]:
         """The next (position, row) pairs, drawn by weight, without epochs.

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from rft.batch.entries import PROMPT_OPENS
 from rft.data.encode.media.folder import name_media
-from rft.data.rows.files import WHOLE, find_files
+from rft.data.rows.files import find_files, read_rows
 from rft.data.rows.lazy import Row, Rows, place, subset
 from rft.data.rows.sources import row_converter
 from rft.data.rows.split import identity, plain
@@ -51,7 +51,7 @@ def read_responses(path: str, columns: Columns, match: str) -> list[Record]:
     found = []
     for file in find_files(path, KEY):
         convert = converter([match], Path(file).parent)
-        for where, raw in WHOLE[Path(file).suffix](file, KEY):
+        for where, raw in read_rows(file, KEY):
             row = {name: value for name, value in convert(where, raw).items() if name not in unread}
             named = str(row.get("set") or "").removeprefix("eval/")
             found.append(Record(where, named, _key(row[match]), _answers(row, where)))

@@ -188,8 +188,8 @@ class RunConsole:
     def recall(self, history: History) -> None:
         """Restores the values that an earlier process logged, so that trends cover the whole run."""
         self._values.clear()
-        for name in history.names:
-            self._remember_all(name, [value for _, value in history.points(name) if value is not None])
+        for name in shown_metrics(history.names):
+            self._remember_all(name, history.values(name))
 
     def message(self, text: str) -> None:
         """A line above the live display."""
@@ -316,6 +316,17 @@ class RunConsole:
             left = spent / (done - current.done) * (current.steps - done)
             parts.append(f"eta {duration(left)}" if left else f"took {duration(spent)}")
         return "  ".join(parts)
+
+
+@contextmanager
+def work_progress(name: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr for long work before a run has its folder; rank 0 alone shows it. See `RunConsole.progress`."""
+    console = RunConsole(Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0"))
+    try:
+        with console.progress(name, total) as show:
+            yield show
+    finally:
+        console.stop()
 
 
 def shown_metrics(names: Iterable[str], prefixes: Sequence[str] = SHOWN) -> list[str]:

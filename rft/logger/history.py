@@ -2,7 +2,11 @@
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import re
+import sys
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,8 +25,10 @@ STDERR = "_stderr"  # `eval/test/accuracy_stderr` is the standard error of `eval
 METRICS_KEYS: Mapping[str, type] = MappingProxyType({"step": int, "stage": str})
 STEP_KEY: Mapping[str, type] = MappingProxyType({"step": int})
 ANY_KEYS: Mapping[str, type] = MappingProxyType({})
+LARGEST = 2**63  # above every whole number of a file that is read
 LOWER_IS_BETTER = ("loss", "perplexity")
 CANARY = "reward/canary"
+BEGINNING = re.compile(r'\{"step": (\d+), "stage": "(\w+)"[,}]')  # of a line of the metrics
 
 Point = tuple[int, float | None]  # step, value; None if the run logged NaN or infinity
 
@@ -47,63 +53,98 @@ class MetricSummary:
 
 
 class History:
-    """The rows of `metrics.jsonl`, oldest first."""
+    """The rows of `metrics.jsonl`, oldest first: 16 bytes in memory for each number of a row.
 
-    def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
-        self.rows = rows
-        self._points: dict[str, list[Point]] = {}
+    Attributes:
+        steps: the step of each row.
+
+    Args:
+        rows: of the file, or of its beginning; `add` appends others.
+    """
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]] = ()) -> None:
+        self.steps = array("q")
+        self._stages: list[str] = []  # of each row
+        self._columns: dict[str, tuple[array[int], array[float]]] = {}  # numbers of rows; their values, NaN for null
         for row in rows:
-            for name, value in row.items():
-                if name not in ("step", "stage"):
-                    self._points.setdefault(name, []).append((row["step"], value))
+            self.add(row)
 
     @classmethod
     def of(cls, run: Path) -> "History":
         """Reads a run folder; without metrics the history is empty."""
         path = run / METRICS
-        return cls(read_lines(path, METRICS_KEYS) if path.exists() else [])
+        if not path.exists():
+            return cls()
+        damaged: list[int] = []
+        history = cls(row for _, row in parsed_lines(path, METRICS_KEYS, damaged))
+        warn_of(path, damage(damaged))
+        return history
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Appends a row; NaN counts as null, and what is no number is left out."""
+        number = len(self.steps)
+        self.steps.append(row["step"])
+        self._stages.append(sys.intern(row["stage"]))
+        for name, value in row.items():
+            if name not in ("step", "stage"):
+                if (column := self._columns.get(name)) is None:
+                    column = self._columns[name] = (array("q"), array("d"))
+                try:
+                    column[1].append(math.nan if value is None else value)
+                except (TypeError, OverflowError):  # a line is damaged there
+                    continue
+                column[0].append(number)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The rows as they are in the file."""
+        places = dict.fromkeys(self._columns, 0)
+        for number, (step, stage) in enumerate(zip(self.steps, self._stages, strict=True)):
+            row: dict[str, Any] = {"step": step, "stage": stage}
+            for name, (numbers, values) in self._columns.items():
+                if places[name] < len(numbers) and numbers[places[name]] == number:
+                    row[name] = _finite(values[places[name]])
+                    places[name] += 1
+            yield row
 
     @property
     def names(self) -> list[str]:
         """Every metric, in the order of first appearance."""
-        return list(self._points)
+        return list(self._columns)
 
     @property
     def last_step(self) -> int:
-        return max((row["step"] for row in self.rows), default=0)
+        return max(self.steps, default=0)
 
     @property
     def elapsed(self) -> float:
         """Seconds from the beginning of the run to the last row, as logged."""
-        return max((value for _, value in self.points(ELAPSED) if value is not None), default=0.0)
+        return max(self.values(ELAPSED), default=0.0)
 
     def points(self, name: str) -> list[Point]:
         """(step, value) of one metric."""
-        return self._points.get(name, [])
+        numbers, values = self._columns.get(name, ((), ()))
+        return [(self.steps[number], _finite(value)) for number, value in zip(numbers, values, strict=True)]
+
+    def values(self, name: str) -> list[float]:
+        """The values of one metric that are not null."""
+        return [value for value in self._columns.get(name, ((), ()))[1] if value == value]
 
     def stages(self) -> list[StageSpan]:
         """The stages in order; each begins where the one before it ended."""
-        stages: list[StageSpan] = []
-        for row in self.rows:
-            if stages and stages[-1].name == row["stage"]:
-                stages[-1] = StageSpan(row["stage"], stages[-1].start, max(row["step"], stages[-1].end))
-            else:
-                before = stages[-1].end if stages else max(0, row["step"] - 1)  # step 0 is an evaluation
-                stages.append(StageSpan(row["stage"], before, row["step"]))
-        return stages
+        return stage_spans(zip(self.steps, self._stages, strict=True))
 
     def summary(self, name: str) -> MetricSummary | None:
         """First, best and last value; None if no finite value was logged."""
-        values = [value for _, value in self.points(name) if value is not None]
+        values = self.values(name)
         if not values:
             return None
-        sign = direction(name)
-        best = max(values, key=lambda value: sign * value) if sign else None
-        return MetricSummary(name, values[0], best, values[-1])
+        best = {1: max, -1: min}.get(direction(name))
+        return MetricSummary(name, values[0], None if best is None else best(values), values[-1])
 
     def milestones(self, name: str) -> list[tuple[str, float]]:
         """The first value, then the last value of each stage: [("start", .02), ("warmup", .2), ("train", .9)]."""
-        found = [(row["stage"], row[name]) for row in self.rows if row.get(name) is not None]
+        numbers, values = self._columns.get(name, ((), ()))
+        found = [(self._stages[n], value) for n, value in zip(numbers, values, strict=True) if value == value]
         if not found:
             return []
         marks = [("start", found[0][1])]
@@ -114,44 +155,87 @@ class History:
         return marks
 
 
+def _finite(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def stage_spans(rows: Iterable[tuple[int, str]]) -> list[StageSpan]:
+    """The stages of (step, stage) pairs in order; each begins where the one before it ended."""
+    stages: list[tuple[str, int, int]] = []
+    for step, stage in rows:
+        if stages and stages[-1][0] == stage:
+            name, start, end = stages[-1]
+            stages[-1] = (name, start, max(step, end))
+        else:
+            before = stages[-1][2] if stages else max(0, step - 1)  # step 0 is an evaluation
+            stages.append((stage, before, step))
+    return [StageSpan(*stage) for stage in stages]
+
+
+def read_stages(run: Path) -> list[StageSpan]:
+    """`History.stages` of a run folder. Of lines that begin as the log writes them, the numbers are not parsed."""
+    steps, stages, path = array("q"), list[str](), run / METRICS
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as lines:
+        for line in lines:
+            head = BEGINNING.match(line)
+            if head is None or not line.endswith("}\n"):
+                return History.of(run).stages()
+            steps.append(int(head[1]))
+            stages.append(sys.intern(head[2]))
+    return stage_spans(zip(steps, stages, strict=True))
+
+
 def read_lines(path: Path, keys: Mapping[str, type] = ANY_KEYS) -> list[dict[str, Any]]:
-    """The objects of a jsonl file, without damaged lines, which a warning names once; see `parse_lines`."""
-    rows, damaged = parse_lines(path, keys)
-    if damaged:
-        _warn_of(path, damaged)
+    """The objects of a jsonl file, without damaged lines, which a warning names once; see `parsed_lines`."""
+    damaged: list[int] = []
+    rows = [row for _, row in parsed_lines(path, keys, damaged)]
+    warn_of(path, damage(damaged))
     return rows
 
 
-@cache
-def _warn_of(path: Path, damaged: str) -> None:
-    logging.getLogger(__name__).warning("%s: %s left out", path, damaged)
-
-
-def parse_lines(path: Path, keys: Mapping[str, type] = ANY_KEYS) -> tuple[list[dict[str, Any]], str]:
-    """The objects of a jsonl file, and which of its lines are damaged, such as "line 3 is damaged and".
+def parsed_lines(path: Path, keys: Mapping[str, type], damaged: list[int]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The lines of a jsonl file and their objects, without damaged lines.
 
     The unfinished last line of a killed run is left out, and counts as no damage.
 
     Args:
         keys: of each object, with the types of their values; a line without them is damaged.
+        damaged: the numbers of damaged lines are added to it.
+
     """
-    rows, damaged = list[dict[str, Any]](), list[str]()
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            found = json.loads(line)
-        except ValueError:
-            if number < len(lines):
-                damaged.append(str(number))
-            continue
-        if isinstance(found, dict) and all(type(found.get(name)) is kind for name, kind in keys.items()):
-            rows.append(found)
-        else:
-            damaged.append(str(number))
-    words = f"lines {listed(damaged)} are" if len(damaged) > 1 else f"line {listed(damaged)} is"
-    return rows, f"{words} damaged and" if damaged else ""
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                found = json.loads(line)
+            except ValueError:
+                if line.endswith("\n"):
+                    damaged.append(number)
+                continue
+            if isinstance(found, dict) and all(_is(found.get(name), kind) for name, kind in keys.items()):
+                yield line, found
+            else:
+                damaged.append(number)
+
+
+def _is(value: Any, kind: type) -> bool:
+    return type(value) is kind and (not isinstance(value, int) or abs(value) < LARGEST)
+
+
+def damage(damaged: Sequence[int]) -> str:
+    """Words about damaged lines, such as "line 3 is damaged and"; empty without one."""
+    numbers = listed([str(number) for number in damaged])
+    return f"{f'lines {numbers} are' if len(damaged) > 1 else f'line {numbers} is'} damaged and" if damaged else ""
+
+
+@cache
+def warn_of(path: Path, words: str) -> None:
+    """Logs once that lines of a file are left out; nothing without words of `damage`."""
+    if words:
+        logging.getLogger(__name__).warning("%s: %s left out", path, words)
 
 
 def write_atomically(path: Path, text: str) -> Path:

@@ -27,7 +27,8 @@ from rft.logger.history import (
     WARNINGS,
     WORST_TOKENS,
     History,
-    parse_lines,
+    damage,
+    parsed_lines,
     read_lines,
     trajectory_files,
 )
@@ -66,11 +67,11 @@ class Report:
     """A page about a run, written from its folder during and after the run.
 
     Attributes:
-        write: writes the page into a run folder and returns its path.
+        write: writes the page about a run folder and its history into the folder, and returns the path of the page.
         conclusions: lines that the console prints below the final table.
     """
 
-    write: Callable[[Path], Path]
+    write: Callable[[Path, History], Path]
     conclusions: Callable[[History], Sequence[str]]
 
 
@@ -112,42 +113,63 @@ class RunLog:
         self._failed: set[str] = set()  # what has failed, of which there was a warning
         self._began = time.perf_counter()
         self._reported = self._began
+        self._known: History | None = None  # of the folder, from the first time that it is needed
         self._closed = False
         for sink in sinks:
             sink.open(run, config)
 
     def rewind(self, step: int) -> None:
         """Drops everything that an interrupted run wrote after the step from which it resumes (-1 drops all)."""
-        rows = self._undamaged(self.run / METRICS, METRICS_KEYS)
-        kept = [row for row in rows if row["step"] <= step]
-        if len(kept) < len(rows):
+        kept = History()
+        if self._rewrite(METRICS, METRICS_KEYS, step, kept.add):
             known = f"the lines after step {step}" if step >= 0 else "without a checkpoint all lines"
             self.message(f"{METRICS}: {known} are dropped, and these steps run again")
-        if kept and kept[-1]["step"] < step:
-            self.warning(f"{METRICS} has no lines of steps {kept[-1]['step'] + 1} to {step}; nothing else is missing")
-        elif step > 0 and not kept:
+        if kept.steps and kept.steps[-1] < step:
+            self.warning(f"{METRICS} has no lines of steps {kept.steps[-1] + 1} to {step}; nothing else is missing")
+        elif step > 0 and not kept.steps:
             self.message(f"{METRICS} begins after step {step}, from which the run continues")
-        with replacing(self.run / METRICS) as partial:
-            partial.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        self._known = kept
         self._drop_samples(step)
-        if (worst := self.run / WORST_TOKENS).exists():
-            tokens = [row for row in self._undamaged(worst, STEP_KEY) if row["step"] <= step]
-            with replacing(worst) as partial:
-                partial.write_text("".join(map(_line, tokens)), encoding="utf-8")
-        history = History(kept)
-        self._began = time.perf_counter() - history.elapsed
-        self.console.recall(history)
+        if (self.run / WORST_TOKENS).exists():
+            self._rewrite(WORST_TOKENS, STEP_KEY, step)
+        self._began = time.perf_counter() - kept.elapsed
+        self.console.recall(kept)
         for sink in self._sinks:
             sink.rewind(step)
 
-    def _undamaged(self, path: Path, keys: Mapping[str, type]) -> list[dict[str, Any]]:
-        """The lines of a file that is written anew; of a damaged one a copy stays, which a warning names."""
-        rows, damaged = parse_lines(path, keys)
+    def _rewrite(
+        self, name: str, keys: Mapping[str, type], step: int, keep: Callable[[dict[str, Any]], None] | None = None
+    ) -> bool:
+        """Drops the lines of a file after a step, and damaged ones, of which a copy stays that a warning names.
+
+        Args:
+            keys: see `parsed_lines`.
+            keep: is called with each object that stays.
+
+        Returns:
+            Whether lines after the step were dropped.
+        """
+        path, damaged, dropped = self.run / name, list[int](), False
+        with replacing(path) as partial:
+            with partial.open("w", encoding="utf-8") as file:
+                for line, row in parsed_lines(path, keys, damaged):
+                    if row["step"] > step:
+                        dropped = True
+                        continue
+                    file.write(line.rstrip("\n") + "\n")
+                    if keep is not None:
+                        keep(row)
+            if damaged:
+                shutil.copyfile(path, path.with_name(f"{name}.damaged"))
         if damaged:
-            copy = path.with_name(f"{path.name}.damaged")
-            shutil.copyfile(path, copy)
-            self.warning(f"{path.name}: {damaged} left out; {copy.name} is the file as it was")
-        return rows
+            self.warning(f"{name}: {damage(damaged)} left out; {name}.damaged is the file as it was")
+        return dropped
+
+    def _history(self) -> History:
+        """What the run has logged, also before this process. The file is read once."""
+        if self._known is None:
+            self._known = History.of(self.run)
+        return self._known
 
     def _drop_samples(self, step: int) -> None:
         """Removes the sampled texts after a step, and their media that no other lines in the run folder name."""
@@ -195,7 +217,10 @@ class RunLog:
         plain = {name: float(value) for name, value in numbers.items()}
         plain[ELAPSED] = round(time.perf_counter() - self._began, 3)
         finite = {name: value if math.isfinite(value) else None for name, value in plain.items()}
-        self._records.append(self.run / METRICS, json.dumps({"step": step, "stage": stage, **finite}) + "\n")
+        row = {"step": step, "stage": stage, **finite}
+        self._records.append(self.run / METRICS, json.dumps(row) + "\n")
+        if self._known is not None:
+            self._known.add(row)
         self.console.log(step, stage, plain)
         for sink in self._sinks:
             with self._surviving(_name(sink)):
@@ -235,7 +260,7 @@ class RunLog:
             with self._surviving(_name(sink)):
                 sink.close(bool(failure))
         page = self._write_report()
-        history, conclusions = History.of(self.run), list[str]()
+        history, conclusions = self._history(), list[str]()
         with self._surviving("the conclusions"):
             conclusions += [] if self._report is None else self._report.conclusions(history)
         with self._surviving("the summary"):
@@ -246,7 +271,8 @@ class RunLog:
     def _write_report(self) -> Path | None:
         """Writes the page of the run and returns its path; None without one, or without the folder."""
         with self._surviving("the report"):
-            return self._report.write(self.run) if self._report is not None and self.run.exists() else None
+            if self._report is not None and self.run.exists():
+                return self._report.write(self.run, self._history())
         return None
 
     @contextmanager
@@ -268,8 +294,8 @@ class RunLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is KeyboardInterrupt:
-            rows = History.of(self.run).rows
-            self.close(f"interrupted after step {rows[-1]['step'] if rows else 0}; run the same command to resume")
+            steps = self._history().steps
+            self.close(f"interrupted after step {steps[-1] if steps else 0}; run the same command to resume")
         elif kind is Stopped:
             self.message(str(error))
             self.close()

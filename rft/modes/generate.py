@@ -17,7 +17,7 @@ from rich.console import Console
 from rft.data.encode.media.files import whole_file
 from rft.data.encode.media.folder import store_media
 from rft.data.encode.parts import normalize_media, with_data_urls
-from rft.data.rows.files import WHOLE, find_files
+from rft.data.rows.files import find_files, read_rows
 from rft.data.rows.lazy import Row, Rows
 from rft.data.rows.sources import check_text, refuse_agents, require
 from rft.logger.history import write_atomically
@@ -131,7 +131,7 @@ def read(path: str | None, field: str) -> Rows:
         raise ValueError("generate.input is null: give the path of a file with prompts (jsonl, json, csv or parquet)")
     rows = []
     for file in find_files(path, KEY):
-        for where, row in WHOLE[Path(file).suffix](file, KEY):
+        for where, row in read_rows(file, KEY):
             rows.append(checked(row, field, where, Path(file).parent))
     if not rows:
         raise ValueError(f"generate.input={path}: the file holds no rows")

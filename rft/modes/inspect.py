@@ -1,9 +1,11 @@
 """`mode=inspect`: prints what a run will read and train on, token by token, without loading a model."""
 
+from array import array
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
+import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -15,6 +17,8 @@ from rft.actor.forward.vocabulary import vocabulary_size
 from rft.actor.init import read_config
 from rft.batch.columns import lengths
 from rft.data.base import GivenTexts, SourceContext, given_texts
+from rft.data.processes import CHUNK
+from rft.data.rows.lazy import subset
 from rft.distributed import SINGLE_PROCESS
 from rft.registry import Target
 from rft.sanitize import printable
@@ -25,6 +29,30 @@ from rft.setup.parts import facts_of
 
 TRAINED, READ, SPECIAL = "bold green", "dim", "reverse"
 MARKS = ("\u27e6", "\u27e7")  # around trained tokens, on a console without colours
+
+
+class Counts:
+    """Numbers of the texts of a stage: row, tokens, tokens that train and answers that train, as arrays.
+
+    Attributes:
+        ends: the last trained tokens.
+    """
+
+    def __init__(self) -> None:
+        self.rows, self.tokens, self.trained, self.answers = array("q"), array("q"), array("q"), array("q")
+        self.ends: set[int] = set()
+
+    def add(self, example: "Example", cut: int | None) -> None:
+        """Counts a text.
+
+        Args:
+            cut: tokens of a text that is cut, which has no end; None if none is cut.
+        """
+        self.rows.append(example.row)
+        self.tokens.append(len(example.ids))
+        self.trained.append(sum(example.trains))
+        self.answers.append(_runs(example.trains))
+        self.ends |= {example.ids[position] for position in _last(example.trains) if position + 1 != cut}
 
 
 class Example(NamedTuple):
@@ -73,15 +101,20 @@ def _show(job: Job, loaded: Datasets, name: str, source: Target, prompts: int, c
     if texts is None and "prompt" not in facts.fields:
         console.rule(Text(f"{name}: the engine samples all texts, and no row has a prompt", style="bold"), align="left")
         return
+    limit = loaded.encoder.text_limit
+    cut = limit.most if limit is not None and limit.overlong == "truncate" else None  # a text has no end behind it
+    counts, first = Counts(), list[Example]()
     with prefixed("data.train: "):
-        examples = list(
+        for example in (
             _prompts(loaded) if texts is None else _examples(loaded, texts, prompts, run.seed, run.data.shuffle)
-        )
+        ):
+            counts.add(example, cut)
+            first += [example] if example.row <= run.inspect.rows else []
     does = "trained tokens are highlighted" if reads else "prompts to sample answers from"
     if reads and facts.sampled != "never":
         does = "the given texts, trained tokens are highlighted; other answers are sampled"
     console.rule(Text(f"{name}: {does}", style="bold"), align="left")
-    for example in (example for example in examples if example.row <= run.inspect.rows):
+    for example in first:
         trained = f", {sum(example.trains):,} train{example.weighs}" if reads else ""
         title = f"row {example.row}{example.part and f', {example.part}'}: {len(example.ids):,} tokens{trained}"
         console.print(Text(title, style="cyan"), soft_wrap=True)
@@ -89,11 +122,8 @@ def _show(job: Job, loaded: Datasets, name: str, source: Target, prompts: int, c
     named = (run.actor["path"], run.actor["model_config"])
     model_config = read_config(*named, vocabulary_size(tokenizer), "actor", run.actor["trust_remote_code"])
     context = model_config.get_text_config().max_position_embeddings
-    console.print(_numbers(examples, context, 0 if reads else run.rollout.max_new_tokens), soft_wrap=True)
-    limit = loaded.encoder.text_limit
-    cut = limit.most if limit is not None and limit.overlong == "truncate" else None  # a text has no end behind it
-    ends = {example.ids[position] for example in examples for position in _last(example.trains) if position + 1 != cut}
-    for end in sorted(ends - {tokenizer.eos_token_id, *loaded.encoder.ends}) if job.grader is None else ():
+    console.print(_numbers(counts, context, 0 if reads else run.rollout.max_new_tokens), soft_wrap=True)
+    for end in sorted(counts.ends - {tokenizer.eos_token_id, *loaded.encoder.ends}) if job.grader is None else ():
         console.print(
             Text(
                 f"Answers end with {tokenizer.convert_ids_to_tokens(end)!r}, not with the tokenizer's end token "
@@ -133,8 +163,10 @@ def _part(batch: TensorDict, index: int) -> str:
 
 
 def _prompts(loaded: Datasets) -> Iterable[Example]:
-    prompts = enumerate(loaded.encoder.prompts(loaded.train), 1)
-    return (Example(ids, [False] * len(ids), number, "") for number, ids in prompts)
+    for start in range(0, len(loaded.train), CHUNK):
+        numbers = range(start, min(start + CHUNK, len(loaded.train)))
+        for number, ids in zip(numbers, loaded.encoder.prompts(subset(loaded.train, numbers)), strict=True):
+            yield Example(ids, [False] * len(ids), number + 1, "")
 
 
 def spelled(example: Example, tokenizer: PreTrainedTokenizerBase, marks: Sequence[str]) -> Text:
@@ -157,20 +189,20 @@ def spelled(example: Example, tokenizer: PreTrainedTokenizerBase, marks: Sequenc
     return text
 
 
-def _numbers(examples: Sequence[Example], context: int, room: int) -> Table:
+def _numbers(found: Counts, context: int, room: int) -> Table:
     table = Table(box=box.SIMPLE, padding=(0, 0, 0, 1), pad_edge=False)
     for title in ("", "min", "mean", "max"):
         table.add_column(title, justify="right" if title else "left")
-    counted = {"tokens of a row": [len(example.ids) for example in examples]}
-    if any(any(example.trains) for example in examples):
-        counted["of them train"] = [sum(example.trains) for example in examples]
-        counted["answers that train"] = [_runs(example.trains) for example in examples]
+    counted = {"tokens of a row": found.tokens}
+    if any(found.trained):
+        counted |= {"of them train": found.trained, "answers that train": found.answers}
     for title, counts in counted.items():
         table.add_row(title, f"{min(counts):,}", f"{sum(counts) / len(counts):,.1f}", f"{max(counts):,}")
-    rows = {example.row for example in examples}
-    fit = len(rows - {example.row for example in examples if len(example.ids) + room > context})
+    rows, long = np.array(found.rows), np.array(found.tokens) + room > context
+    total = len(np.unique(rows))
+    fit = total - len(np.unique(rows[long]))
     beside = f" with an answer of {room:,}" if room else ""
-    table.caption = f"{fit:,} of {len(rows):,} rows fit into the model's context of {context:,} tokens{beside}."
+    table.caption = f"{fit:,} of {total:,} rows fit into the model's context of {context:,} tokens{beside}."
     table.caption_justify = "left"
     return table
 

@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 
 from rft.logger.history import Point, StageSpan, short
@@ -32,6 +33,19 @@ class Curve:
     dotted: bool = False
     errors: Sequence[float | None] = field(default=())
     band: Sequence[float | None] = field(default=())
+
+    @cached_property
+    def thinned(self) -> Sequence[Point]:
+        """The points as they are drawn: of many points the means of buckets."""
+        points = self.points
+        if self.dotted or len(points) <= MOST_POINTS:
+            return points
+        size = math.ceil(len(points) / MOST_POINTS)
+        result: list[Point] = []
+        for bucket in (points[i : i + size] for i in range(0, len(points), size)):
+            values = [value for _, value in bucket if value is not None]
+            result.append((bucket[-1][0], sum(values) / len(values) if values else None))
+        return result
 
 
 @dataclass(frozen=True)
@@ -79,7 +93,7 @@ def draw(
         hides = any(curve.points == other.points for other in curves[:index])
         parts += _line(curve, index, hides, x, y, [stage.start for stage in stages])
     parts.append(f'<line class="cursor" x1="0" x2="0" y1="{TOP}" y2="{height - BOTTOM}"/>')
-    shown = [[[step, float(f"{v:.5g}")] for step, v in _thin(curve) if v is not None] for _, curve in drawn]
+    shown = [[[step, float(f"{v:.5g}")] for step, v in curve.thinned if v is not None] for _, curve in drawn]
     data = json.dumps({"x": [x.low, x.high, left, width - RIGHT], "curves": shown}, separators=(",", ":"))
     legend = "".join(_legend(curve, index) for index, curve in drawn)
     name = html.escape(title)
@@ -111,7 +125,7 @@ def smooth(points: Sequence[Point], span: int) -> list[Point]:
 
 def _reach(curve: Curve) -> list[float]:
     """The values of a curve, and the ends of its error bars and of its band."""
-    values = [value for _, value in _thin(curve) if value is not None]
+    values = [value for _, value in curve.thinned if value is not None]
     for around in (curve.errors, curve.band):
         for (_, value), error in zip(curve.points, around, strict=False):
             if value is not None and error is not None:
@@ -127,19 +141,6 @@ def _span(values: Sequence[float]) -> tuple[float, float]:
     if low == 0:
         return 0.0, 1.0
     return low - abs(low) * 0.1, high + abs(high) * 0.1
-
-
-def _thin(curve: Curve) -> Sequence[Point]:
-    points = curve.points
-    if curve.dotted or len(points) <= MOST_POINTS:
-        return points
-    size = math.ceil(len(points) / MOST_POINTS)
-    buckets = [points[i : i + size] for i in range(0, len(points), size)]
-    result: list[Point] = []
-    for bucket in buckets:
-        values = [value for _, value in bucket if value is not None]
-        result.append((bucket[-1][0], sum(values) / len(values) if values else None))
-    return result
 
 
 def _is_noisy(points: Sequence[Point]) -> bool:
@@ -176,7 +177,7 @@ def _path(points: Sequence[Point], x: Scale, y: Scale) -> str:
 def _line(curve: Curve, index: int, hides: bool, x: Scale, y: Scale, cuts: Sequence[int]) -> list[str]:
     """The elements of a curve; one that hides an equal one is dashed, so that both are seen."""
     color = f"k{index % COLORS}" + (" dash" if hides or index >= COLORS else "")
-    points = _thin(curve)
+    points = curve.thinned
     if curve.dotted:
         parts = [f'<path class="line {color}" d="{_path(points, x, y)}"/>']
     else:

@@ -52,9 +52,13 @@ FILES_SHOWN = 6
 ROWS_SHOWN = 6
 
 
-def write_report(run: Path) -> Path:
-    """Writes `<run>/report.html` from the current content of the folder, also of a killed run. Returns the path."""
-    history = History.of(run)
+def write_report(run: Path, history: History | None = None) -> Path:
+    """Writes `<run>/report.html` from the current content of the folder, also of a killed run. Returns the path.
+
+    Args:
+        history: of the run, if it has been read.
+    """
+    history = History.of(run) if history is None else history
     body = [*_warnings(run), _tiles(history), *_scaling(history), *_charts(history), _table(history)]
     body += [*_samples(run), _config(run)]
     return write_atomically(run / REPORT, page(run.resolve().name, _subtitle(history), body))
@@ -76,7 +80,7 @@ def chart_groups(names: Sequence[str]) -> dict[str, dict[str, list[str]]]:
 
 
 def _subtitle(history: History) -> str:
-    if not history.rows:
+    if not history.steps:
         return "no numbers logged yet"
     parts = [f"{history.last_step} steps in {duration(history.elapsed)}"]
     parts += [f"{stage.name} to step {stage.end}" for stage in history.stages() if stage.end > stage.start]
@@ -118,7 +122,7 @@ def _charts(history: History) -> Iterator[str]:
         large = " large" if section == FIRST else ""
         cards = [draw(title, [_curve(history, n) for n in names], stages) for title, names in charts.items()]
         yield f'<h2>{section}</h2><div class="charts{large}">{"".join(cards)}</div>'
-    if history.rows:
+    if history.steps:
         lines = "Thin lines are single steps, bold lines a moving average. Vertical bars are one standard error."
         yield f'<p class="note">{lines}</p>'
 

@@ -55,7 +55,7 @@ def last_common_step(histories: Sequence[History]) -> int | None:
 
     Times, throughput and memory are not compared.
     """
-    every = [[_compared(row) for row in history.rows] for history in histories]
+    every = [[_compared(row) for row in history.rows()] for history in histories]
     common = None
     for rows in zip(*every, strict=False):
         if any(row != rows[0] for row in rows):

@@ -60,7 +60,7 @@ class SweepRun:
 
     @property
     def history(self) -> History:
-        return History.of(self.folder) if self.folder is not None else History([])
+        return History.of(self.folder) if self.folder is not None else History()
 
     @property
     def seed(self) -> str:
@@ -209,7 +209,7 @@ def _first_shown(groups: Sequence[SeedGroup]) -> int:
     by_seed: dict[str, list[History]] = {}
     for group in groups:
         for run, history in zip(group.runs, group.histories, strict=True):
-            if history.rows:
+            if history.steps:
                 by_seed.setdefault(run.seed, []).append(history)
     common = [last_common_step(histories) for histories in by_seed.values() if len(histories) > 1]
     return min((step or 0 for step in common), default=0)

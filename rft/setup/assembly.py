@@ -242,7 +242,7 @@ class Job(Components):
             return None
         counts = [] if loaded.longest_text is None else [loaded.longest_text]
         if self.facts.sampled != "never" and "prompt" in self.needs:
-            prompt = max(loaded.lengths.prompts(loaded.train))
+            prompt = int(loaded.lengths.prompts(loaded.train).max())
             counts.append(
                 prompt + self.run.rollout.max_new_tokens
                 if self.environments is None

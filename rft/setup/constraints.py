@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
 from rft.actor.forward.vocabulary import forbidden_tokens, vocabulary_size
@@ -290,17 +292,17 @@ def check_head(
         yield f"actor.lora: adapters do not train the head of actor.head={head}; set actor.lora=null"
 
 
-def check_lengths(key: str, counts: list[int], model_config: PretrainedConfig, new_tokens: int) -> None:
+def check_lengths(key: str, counts: ArrayLike, model_config: PretrainedConfig, new_tokens: int) -> None:
     """Checks that each prompt and a response of the maximal length fit into the model's context.
 
     Args:
         counts: tokens of each prompt of the set of that key.
     """
     context = model_config.get_text_config().max_position_embeddings
-    longest = max(range(len(counts)), key=lambda number: counts[number])
-    if counts[longest] + new_tokens > context:
+    longest, most = int(np.argmax(counts)), int(np.max(counts))
+    if most + new_tokens > context:
         raise ValueError(
-            f"{key}: the prompt of row {longest + 1} has {counts[longest]} tokens; with rollout.max_new_tokens="
+            f"{key}: the prompt of row {longest + 1} has {most} tokens; with rollout.max_new_tokens="
             f"{new_tokens} that is over the model's context of {context}; lower rollout.max_new_tokens, take the row "
             "out or choose a model with a longer context"
         )

@@ -8,7 +8,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from rft.data.base import GivenTexts, SourceContext
 from rft.data.encode.encoder import Encoder
-from rft.data.encode.lengths import Lengths, count_tokens, limit_prompts, limit_texts
+from rft.data.encode.lengths import Counts, Lengths, count_tokens, limit_prompts, limit_texts
 from rft.data.encode.masks import explain
 from rft.data.encode.truncation import PromptLimit, TextLimit
 from rft.data.fingerprint import fingerprint
@@ -127,7 +127,7 @@ class Datasets:
     def _fit_texts(self, given: GivenTexts, limit: TextLimit) -> None:
         log = (lambda message: None) if self.stream is not None else self.messages.append
         rows, counts = fit_texts("data.train", self.train, self.lengths, limit, given, log)
-        self.train, self.longest_text = rows, max(counts)
+        self.train, self.longest_text = rows, int(counts.max())
 
     def _fit_train(self, model_config: PretrainedConfig, new_tokens: int | None) -> None:
         counts, limit = count_prompts(self.lengths, self.train, "data.train"), self.encoder.limit
@@ -136,7 +136,7 @@ class Datasets:
             check_lengths("data.train", counts, model_config, new_tokens)
 
 
-def count_prompts(lengths: Lengths, rows: Rows, key: str) -> list[int]:
+def count_prompts(lengths: Lengths, rows: Rows, key: str) -> Counts:
     """Tokens of each row's prompt, before `data.truncation` cuts it.
 
     Raises:
@@ -148,7 +148,7 @@ def count_prompts(lengths: Lengths, rows: Rows, key: str) -> list[int]:
 
 def fit_texts(
     key: str, rows: Rows, lengths: Lengths, limit: TextLimit, given: GivenTexts, log: Callable[[str], None]
-) -> tuple[Rows, list[int]]:
+) -> tuple[Rows, Counts]:
     """Applies `data.overlong` to rows of given texts.
 
     Logs how many answers of conversations train, and how many pairs have two equal responses.
@@ -167,13 +167,13 @@ def fit_texts(
     with prefixed(f"{key}: "):
         texts = lengths.texts(given, rows)
     kept = limit_texts(rows, texts, limit, key, log)
-    texts = [text for text in texts if limit.keeps(text)]
-    if (message := explain([sum(each) for each in zip(*(text.answers for text in texts), strict=True)])) is not None:
+    kept_texts = limit.keeps(texts.tokens, texts.least)  # (N,)
+    if (message := explain(texts.answers[kept_texts].sum(0).tolist())) is not None:
         log(f"{key}: {message}")
-    if equal := sum(text.equal for text in texts):
+    if equal := int(texts.equal[kept_texts].sum()):
         log(
-            f"{key}: {equal:,} of {len(texts):,} pairs have two equal responses, which hold no preference and count as "
-            "other pairs do; remove them"
+            f"{key}: {equal:,} of {int(kept_texts.sum()):,} pairs have two equal responses, which hold no preference "
+            "and count as other pairs do; remove them"
         )
     return kept
 
@@ -222,7 +222,7 @@ def short_texts(encoder: Encoder, limit: TextLimit, given: GivenTexts, stream: S
         kept = []
         for number, row in enumerate(rows):
             with located(rows, number):
-                kept.append(limit.keeps(count_tokens(texts(number, row), whole)))
+                kept.append(bool(limit.keeps(*count_tokens(texts(number, row), whole)[:2])))
         return kept
 
     why = f"they have more tokens than {limit.name}"

@@ -1,10 +1,10 @@
 """Checks of all rows before a model is loaded: answers that no response can match, and held-out rows that train."""
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 
-from rft.data.rows.lazy import Row, Rows, located, place
-from rft.data.rows.split import identity, plain
+from rft.data.processes import in_chunks
+from rft.data.rows.lazy import Row, Rows, place
+from rft.data.rows.split import digest, plain
 from rft.distributed import World
 
 PLACES = 5  # of rows that fail, in a message
@@ -12,18 +12,24 @@ PLACES = 5  # of rows that fail, in a message
 
 def check_rows(rows: Rows, check: Callable[[Row], None]) -> None:
     """Raises the first ValueError of `check`, with the place of its row and those of other rows that fail."""
-    failed: dict[int, ValueError] = {}
-    for number, row in enumerate(rows):
-        try:
-            with located(rows, number):
-                check(row)
-        except ValueError as error:
-            failed[number] = error
-    if failed:
-        first, *others = failed
+
+    def failing(numbers: range) -> tuple[str, list[int]]:
+        """The message about the first of these rows that fails, and the numbers of all that fail."""
+        message, failed = "", list[int]()
+        for number in numbers:
+            try:
+                check(rows[number])
+            except ValueError as error:
+                message = message or f"{place(rows, number)}: {error}"
+                failed.append(number)
+        return message, failed
+
+    found = in_chunks("checked rows", len(rows), failing)
+    others = [number for _, failed in found for number in failed][1:]
+    if message := next((message for message, _ in found if message), ""):
         places = ", ".join(place(rows, number) for number in others[:PLACES])
         more = f" (other rows that fail: {len(others)}, the first at {places})" if others else ""
-        raise ValueError(f"{failed[first]}{more}") from failed[first]
+        raise ValueError(message + more)
 
 
 def check_held_out(
@@ -45,7 +51,12 @@ def check_held_out(
         return
     digests = {name: [_digest(row, fields) for row in rows] for name, rows in held_out.items()}
     known = {digest for found in digests.values() for digest in found}
-    local = {_digest(train[number], fields) for number in range(world.rank, len(train), world.size)} & known
+    own = range(world.rank, len(train), world.size)
+
+    def common(numbers: range) -> set[bytes]:
+        return known.intersection(_digest(train[number], fields) for number in own[numbers.start : numbers.stop])
+
+    local = set[bytes]().union(*in_chunks("rows compared with held-out ones", len(own), common))
     trained = {digest for found in world.gather(local) for digest in found}
     compared = " and ".join(fields)
     for name, found in digests.items():
@@ -64,5 +75,4 @@ def check_held_out(
 
 def _digest(row: Row, fields: Sequence[str]) -> bytes:
     """A hash of these fields of a row; the same on every rank."""
-    text = identity([plain(row.get(field)) for field in fields])
-    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
+    return digest([plain(row.get(field)) for field in fields])

@@ -1,5 +1,7 @@
 """metrics.jsonl read back: killed runs, stages, first/best/last."""
 
+import json
+import math
 from pathlib import Path
 
 import pytest
@@ -9,10 +11,12 @@ from rft.logger.history import (
     History,
     MetricSummary,
     StageSpan,
+    damage,
     direction,
     duration,
     headline_names,
-    parse_lines,
+    parsed_lines,
+    read_stages,
     short,
     trajectory_files,
 )
@@ -37,6 +41,23 @@ def test_stages_begin_where_the_one_before_ended() -> None:
     assert History(rows).stages() == [StageSpan("train", 0, 2)], "without an evaluation before the first step"
 
 
+def test_the_rows_come_back_as_they_were_logged() -> None:
+    history = History(ROWS[:2])
+    for row in ROWS[2:]:
+        history.add(row | {"lr": math.nan} if row["step"] == 5 else row)
+    assert list(history.rows()) == [*ROWS[:5], ROWS[5] | {"lr": None}] and list(history.steps) == [0, 1, 2, 3, 4, 5]
+    assert history.values("reward/mean") == [0.3, 0.4] and history.values("none") == []
+
+
+@pytest.mark.parametrize("last", ["", '{"step": 6, "stage": "tr', '{"step": 6, "stage": "train", "lr": 1.0}'])
+@pytest.mark.parametrize("other", [False, True])
+def test_stages_are_read_without_the_numbers(tmp_path: Path, other: bool, last: str) -> None:
+    """Also of a file that another program has written, and of one whose last line has no end."""
+    lines = [json.dumps(row, sort_keys=other and row["step"] == 2) + "\n" for row in ROWS]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines) + last)
+    assert read_stages(tmp_path) == [StageSpan("warmup", 0, 2), StageSpan("train", 2, 6 if last[-1:] == "}" else 5)]
+
+
 def test_summary_and_milestones() -> None:
     history = History(ROWS)
     assert history.summary("eval/held/accuracy") == MetricSummary("eval/held/accuracy", 0.02, 0.95, 0.9)
@@ -47,7 +68,7 @@ def test_summary_and_milestones() -> None:
 
 def test_unfinished_last_line_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "stage": "train", "lr": 0.1}\n{"step": 2, "sta')
-    assert [row["step"] for row in History.of(tmp_path).rows] == [1]
+    assert [row["step"] for row in History.of(tmp_path).rows()] == [1]
 
 
 LINE = '{"step": 1, "stage": "train"}'
@@ -66,8 +87,10 @@ DAMAGED = {
 def test_a_damaged_line_is_left_out_and_named_once(line: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(f"{LINE}\n{line}\n{LINE}\n{line}\n")
-    assert parse_lines(path, METRICS_KEYS) == (History.of(tmp_path).rows, "lines 2, 4 are damaged and")
-    assert [row["step"] for row in History.of(tmp_path).rows] == [1, 1]
+    damaged: list[int] = []
+    assert [row for _, row in parsed_lines(path, METRICS_KEYS, damaged)] == list(History.of(tmp_path).rows())
+    assert damage(damaged) == "lines 2, 4 are damaged and"
+    assert [row["step"] for row in History.of(tmp_path).rows()] == [1, 1]
     assert [record.getMessage() for record in caplog.records] == [f"{path}: lines 2, 4 are damaged and left out"]
 
 
@@ -79,7 +102,7 @@ def test_a_flipped_bit_anywhere_in_a_file_is_no_error(tmp_path: Path) -> None:
             flipped[at] ^= 1 << bit
             (tmp_path / "metrics.jsonl").write_bytes(flipped)
             history = History.of(tmp_path)
-            assert len(history.rows) <= 2 and history.last_step >= 0 and history.stages() is not None
+            assert len([*history.rows()]) <= 2 and history.last_step >= 0 and history.stages() is not None
 
 
 def test_texts_are_files_of_a_step(tmp_path: Path) -> None:
@@ -91,7 +114,8 @@ def test_texts_are_files_of_a_step(tmp_path: Path) -> None:
 
 def test_a_folder_without_numbers_is_an_empty_history(tmp_path: Path) -> None:
     history = History.of(tmp_path)
-    assert (history.rows, history.names, history.stages(), history.last_step, history.elapsed) == ([], [], [], 0, 0.0)
+    assert (list(history.rows()), history.names, history.stages(), read_stages(tmp_path)) == ([], [], [], [])
+    assert (history.last_step, history.elapsed) == (0, 0.0)
 
 
 def test_headlines_are_one_metric_of_each_set_and_the_reward() -> None:

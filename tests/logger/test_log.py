@@ -45,7 +45,7 @@ class RecordingSink:
         self.calls.append(("close", failed))
 
 
-def page(run: Path) -> Path:
+def page(run: Path, history: History) -> Path:
     """Writes a page that counts its versions."""
     path = run / "page.txt"
     path.write_text((path.read_text() if path.exists() else "") + "x")
@@ -53,7 +53,7 @@ def page(run: Path) -> Path:
 
 
 def conclusions(history: History) -> list[str]:
-    return [f"{len(history.rows)} rows"]
+    return [f"{len(history.steps)} rows"]
 
 
 def quiet() -> RunConsole:
@@ -333,7 +333,7 @@ class BrokenSink(RecordingSink):
 
 def test_a_report_a_logger_and_conclusions_that_fail_are_one_warning_each(tmp_path: Path) -> None:
     sink, out = RecordingSink(), io.StringIO()
-    report = Report(lambda run: run / {}["page"], lambda history: history.rows[7]["x"])  # type: ignore[index]
+    report = Report(lambda run, history: run / {}["page"], lambda history: history.steps[7])  # type: ignore[index]
     with RunLog(tmp_path, {}, [BrokenSink(), sink], RunConsole(Console(file=out, width=400)), report) as log:
         for step in (1, 2):
             log.log(step, "train", {"reward/mean": 0.5})

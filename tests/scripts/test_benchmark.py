@@ -70,6 +70,7 @@ def test_lengths_are_log_normal_in_whole_groups_and_found_by_their_prompt(tmp_pa
         "reward_models --layers 0",
         "checkpoint --repeats 0",
         "load --ranks 0",
+        "data --rows 0",
         "staleness --losses ppo",
     ],
 )
@@ -311,6 +312,15 @@ def test_checkpoint(section):
     for side in checkpoint.SIDES:
         assert numbers["state_mib"] < numbers[side]["files_mib"][0] < 1.5 * numbers["state_mib"] + 1, "all of it"
         assert 0 < numbers[side]["blocking_s"][0] <= numbers[side]["whole_s"][0]
+
+
+@pytest.mark.slow
+@pytest.mark.suite
+def test_rows_take_less_memory_than_their_texts(section):
+    numbers = section("data", *["--rows", "20000", "--repeats", "1"])
+    for side in ("rft", "datasets"):
+        assert all(numbers[side][name][0] > 0 for name in ("load_s", "count_s", "read_s"))
+    assert numbers["rft"]["row_bytes"][0] < 1000, "a few MB of the process itself are among them"
 
 
 @pytest.mark.slow

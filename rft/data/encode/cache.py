@@ -3,10 +3,12 @@
 import hashlib
 import os
 import pickle
-import struct
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 
 def digest(thing: Any) -> bytes:
@@ -14,7 +16,7 @@ def digest(thing: Any) -> bytes:
     return hashlib.blake2b(pickle.dumps(thing, protocol=5), digest_size=20).digest()
 
 
-def recall(folder: Path, name: bytes) -> list[int] | None:
+def recall(folder: Path, name: bytes) -> NDArray[np.int32] | None:
     """The numbers cached under a hash, or None if there are none or the file is damaged."""
     try:
         stored = (folder / name.hex()).read_bytes()
@@ -23,16 +25,16 @@ def recall(folder: Path, name: bytes) -> list[int] | None:
     numbers = stored[len(name) :]
     if stored[: len(name)] != _checksum(name, numbers):
         return None
-    return list(struct.unpack(f"<{len(numbers) // 4}i", numbers))
+    return np.frombuffer(numbers, "<i4")
 
 
-def remember(folder: Path, name: bytes, numbers: list[int]) -> None:
+def remember(folder: Path, name: bytes, numbers: ArrayLike) -> None:
     """Caches numbers below 2^31 under a hash. The write is atomic: a concurrent reader finds all of them or none.
 
     Raises:
         OSError: the folder cannot be written to.
     """
-    stored = struct.pack(f"<{len(numbers)}i", *numbers)
+    stored = np.asarray(numbers, "<i4").tobytes()
     folder.mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile(dir=folder, prefix=".", delete=False) as partial:
         partial.write(_checksum(name, stored) + stored)

@@ -22,8 +22,8 @@ from rft.data.encode.processor import MediaProcessor, Parts, RichText, refuse_me
 from rft.data.encode.templates import ChatTemplate, Messages
 from rft.data.encode.truncation import Overlong, PromptLimit, TextLimit
 from rft.data.encode.unknown import UnknownCharacters
-from rft.data.rows.files import read_text
 from rft.data.rows.lazy import Rows, located, place
+from rft.data.rows.text.base import read_text
 
 TrainOn = Literal["response", "assistant", "last", "all"]
 Example = tuple[EncodedText, list[float]]  # T tokens, and what each of them counts in the loss

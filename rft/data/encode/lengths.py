@@ -17,9 +17,11 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import jinja2
+import numpy as np
 import tokenizers
 import torch
 import transformers
+from numpy.typing import NDArray
 
 from rft.data.base import GivenTexts, SourceContext
 from rft.data.encode import continuation, masks, parts, processor, templates, truncation
@@ -29,14 +31,15 @@ from rft.data.encode.encoder import Encoder
 from rft.data.encode.media import audio
 from rft.data.encode.media import files as media_files
 from rft.data.encode.truncation import PromptLimit, TextLimit, TextTokens
+from rft.data.processes import CHUNK, in_chunks
 from rft.data.rows.lazy import Row, Rows, located, place, subset
 from rft.data.rows.mixture import Mixed
 from rft.distributed import SINGLE_PROCESS, World
 
-CHUNK = 1024  # rows that one rank hashes at once
 VERSIONS = [package.__version__ for package in (jinja2, tokenizers, transformers)]
 Item = TypeVar("Item")
-Count = Callable[[World], list[tuple[int, ...]]]  # the counts of a rank's share of the rows
+Counts = NDArray[np.int32]
+Count = Callable[[range], list[tuple[int, ...]]]  # the counts of the rows of these numbers
 
 
 class Lengths:
@@ -53,83 +56,98 @@ class Lengths:
         self._encoder = encoder
         self._folder = None if folder is None else Path(folder).expanduser()
 
-    def prompts(self, rows: Rows) -> list[int]:
+    def prompts(self, rows: Rows) -> Counts:
         """Tokens of each row's prompt, after a cut by `data.truncation`; raises what `whole_prompts` raises."""
         counts, limit = self.whole_prompts(rows), self._encoder.limit
-        return counts if limit is None or not limit.cuts else [min(count, limit.most) for count in counts]
+        return counts if limit is None or not limit.cuts else np.minimum(counts, limit.most)
 
-    def whole_prompts(self, rows: Rows) -> list[int]:
-        """Tokens of each row's prompt, before `data.truncation` cuts it.
+    def whole_prompts(self, rows: Rows) -> Counts:
+        """Tokens of each row's prompt, before `data.truncation` cuts it: (N,).
 
         Raises:
             ValueError: a prompt cannot be encoded; names its row.
         """
 
-        def count(world: World) -> list[tuple[int, ...]]:
-            local_rows = subset(rows, range(world.rank, len(rows), world.size))
-            return [(len(prompt),) for prompt in self._encoder.whole_prompts(local_rows)]
+        def count(numbers: range) -> list[tuple[int, ...]]:
+            return [(len(prompt),) for prompt in self._encoder.whole_prompts(subset(rows, numbers))]
 
         def read(row: Row) -> Row:
             return {name: row.get(name) for name in ("prompt", "tools")}
 
-        return [tokens for (tokens,) in self._known(rows, read, "prompts", count, 1)]
+        return self._known(rows, read, "prompts", count, 1)[:, 0]
 
-    def texts(self, given: GivenTexts, rows: Rows) -> list[TextTokens]:
+    def texts(self, given: GivenTexts, rows: Rows) -> TextTokens:
         """The tokens of each row's given texts, before `data.overlong` cuts them, and the answers in them.
 
         Raises:
             ValueError: a row cannot be encoded; names it.
         """
 
-        def count(world: World) -> list[tuple[int, ...]]:
-            encoder, counted = copy(self._encoder), list[tuple[int, ...]]()
-            encoder.answers = fates = Counter[str]()
-            texts = given.build(SourceContext(SINGLE_PROCESS, 0, encoder, rows, 1, (), False)).texts
-            for number in range(world.rank, len(rows), world.size):
+        encoder = copy(self._encoder)
+        encoder.answers = fates = Counter[str]()
+        texts = given.build(SourceContext(SINGLE_PROCESS, 0, encoder, rows, 1, (), False)).texts
+
+        def count(numbers: range) -> list[tuple[int, ...]]:
+            counted = []
+            for number in numbers:
                 with located(rows, number):
                     tokens = count_tokens(texts(number, rows[number]), encoder)
-                answers = (fates.pop(fate, 0) for fate in masks.FATES)
-                counted.append((tokens.tokens, tokens.least, int(tokens.equal), *answers))
+                counted.append((*tokens, *(fates.pop(fate, 0) for fate in masks.FATES)))
             return counted
 
         made_of = (_code(given.source), dict(given.options))
         known = self._known(rows, lambda row: row, made_of, count, 3 + len(masks.FATES))
-        return [TextTokens(tokens, least, bool(equal), tuple(answers)) for tokens, least, equal, *answers in known]
+        return TextTokens(known[:, 0], known[:, 1], known[:, 2], known[:, 3:])
 
-    def _known(
-        self, rows: Rows, read: Callable[[Row], Row], made_of: Any, count: Count, size: int
-    ) -> list[tuple[int, ...]]:
-        """The cached counts of these rows, `size` each; if there are none, all ranks count a share of the rows each."""
+    def _known(self, rows: Rows, read: Callable[[Row], Row], made_of: Any, count: Count, size: int) -> Counts:
+        """The cached counts of the rows, (N, size); if there are none, all ranks count a share of the rows each."""
         world, folder = self._world, self._folder
         if folder is None:
-            return self._counted(count)
+            return self._counted(count, len(rows), size)
         name = self._name(rows, read, made_of)
-        known: list[int] | None = world.gather(recall(folder, name) if world.rank == 0 else None)[0]
+        known: Counts | None = world.gather(recall(folder, name) if world.rank == 0 else None)[0]
         if known is not None:
-            return [tuple(known[start : start + size]) for start in range(0, len(known), size)]
-        counted = self._counted(count)
+            return known.reshape(-1, size)
+        counted = self._counted(count, len(rows), size)
         if world.rank == 0:
             try:
-                remember(folder, name, [number for numbers in counted for number in numbers])
+                remember(folder, name, counted)
             except OSError as error:
                 logging.getLogger(__name__).warning("cache=%s: rows are counted each time (%s)", folder, error)
         return counted
 
-    def _counted(self, count: Count) -> list[tuple[int, ...]]:
+    def _counted(self, count: Count, total: int, size: int) -> Counts:
+        def share(rank: int, ranks: int) -> Counts:
+            own = range(rank, total, ranks)
+
+            def counted(part: range) -> Counts:
+                return np.array(count(own[part.start : part.stop]), "i4")
+
+            return np.concatenate([np.empty((0, size), "i4"), *in_chunks("counted rows", len(own), counted)])
+
         try:
-            local_counts = count(self._world)
+            local_counts = share(self._world.rank, self._world.size)
         except ValueError:
             local_counts = None  # this rank still joins the collective
         shares = self._world.gather(local_counts)
-        # where a rank failed, every rank counts all rows alone and raises the error with the number of the row
-        return count(SINGLE_PROCESS) if None in shares else _interleave(shares)
+        if any(found is None for found in shares):
+            return share(0, 1)  # where a rank failed, every rank counts all rows and raises the error of the first one
+        counts = np.empty((total, size), "i4")
+        for rank, found in enumerate(shares):
+            counts[rank :: len(shares)] = found
+        return counts
 
     def _name(self, rows: Rows, read: Callable[[Row], Row], made_of: Any) -> bytes:
         def content(row: Row) -> Row:
             return read(row) if self._encoder.processor is None else parts.map_media(read(row), _state)
 
         starts = range(0, len(rows), CHUNK)[self._world.rank :: self._world.size]
-        digests = [digest([content(row) for row in rows[start : start + CHUNK]]) for start in starts]
+
+        def hashed(part: range) -> bytes:
+            start = starts[part.start // CHUNK]
+            return digest([content(row) for row in rows[start : start + CHUNK]])
+
+        digests = in_chunks("hashed rows", len(starts) * CHUNK, hashed)
         return digest((made_of, VERSIONS, self._encoding, _interleave(self._world.gather(digests))))
 
     @cached_property
@@ -169,21 +187,22 @@ def _code(kind: type) -> list[bytes]:
     return [Path(inspect.getfile(base)).read_bytes() for base in bases]
 
 
-def count_tokens(texts: Sequence[Row], encoder: Encoder) -> TextTokens:
-    """The tokens of the texts of a row of the data set.
+def count_tokens(texts: Sequence[Row], encoder: Encoder) -> tuple[int, int, int]:
+    """Of the texts of a row of the data set: the tokens, how many a cut must leave, and whether they are equal; see
+    `TextTokens`.
 
     Args:
         texts: as `GivenSource.texts` returns them.
     """
     facts, counted = encoder.media_facts, []
-    media = torch.tensor([] if facts is None else facts.placeholders, dtype=torch.int64)
     for text in texts:
-        ids, trains = text["tokens"]["input_ids"], text["response_mask"]  # (T,), (T,)
-        first = trains.nonzero()[:1].flatten() + 1  # (1,), or (0,) where none trains
-        last = torch.isin(ids, media).nonzero()[-1:].flatten() + 1
-        counted.append((len(ids), max([*first.tolist(), *last.tolist()]) if len(first) else len(ids)))
+        ids, trains = text["tokens"]["input_ids"].numpy(), text["response_mask"].numpy()  # (T,), (T,)
+        least = int(trains.argmax()) + 1 if trains.any() else len(ids)
+        if facts is not None:
+            least = max([least, *np.flatnonzero(np.isin(ids, facts.placeholders))[-1:] + 1])
+        counted.append((len(ids), least))
     tokens, least = map(max, zip(*counted, strict=True))
-    return TextTokens(tokens, least, "chosen" in texts[0] and _equal(*texts))
+    return tokens, least, int("chosen" in texts[0] and _equal(*texts))
 
 
 def _equal(chosen: Row, rejected: Row) -> bool:
@@ -195,8 +214,8 @@ def _equal(chosen: Row, rejected: Row) -> bool:
 
 
 def limit_texts(
-    rows: Rows, texts: list[TextTokens], limit: TextLimit, key: str, log: Callable[[str], None]
-) -> tuple[Rows, list[int]]:
+    rows: Rows, texts: TextTokens, limit: TextLimit, key: str, log: Callable[[str], None]
+) -> tuple[Rows, Counts]:
     """The rows that stay in a set, and the tokens that each of them then has. Logs what happens to long rows.
 
     Args:
@@ -207,15 +226,14 @@ def limit_texts(
     Raises:
         ValueError: overlong=error and a row is too long; or no row is left, or none of a mixture's part.
     """
-    counts = [text.tokens for text in texts]
-    if max(counts) <= limit.most:
+    counts, most = texts.tokens, int(texts.tokens.max())
+    if most <= limit.most:
         return rows, counts
     if limit.overlong == "error":
-        longest = counts.index(max(counts))
-        raise ValueError(f"{key}: {place(rows, longest)}: the row has {limit.refusal(counts[longest])}")
-    over, kept = sum(count > limit.most for count in counts), [n for n, text in enumerate(texts) if limit.keeps(text)]
-    message = f"{key}: {over} of {len(rows)} rows have more tokens than {limit.name}; the longest has {max(counts)}"
-    if not kept:
+        raise ValueError(f"{key}: {place(rows, int(counts.argmax()))}: the row has {limit.refusal(most)}")
+    over, kept = int((counts > limit.most).sum()), np.flatnonzero(limit.keeps(counts, texts.least))
+    message = f"{key}: {over} of {len(rows)} rows have more tokens than {limit.name}; the longest has {most}"
+    if not len(kept):
         raise ValueError(f"{message}, and no row is left with data.overlong={limit.overlong}; raise the limit")
     dropped = len(rows) - len(kept)
     if limit.overlong == "truncate" and over > dropped:
@@ -227,12 +245,12 @@ def limit_texts(
     left = rows
     if dropped:
         left = rows.kept(kept, key, limit.name) if isinstance(rows, Mixed) else subset(rows, kept)
-    return left, [min(counts[number], limit.most) for number in kept]
+    return left, np.minimum(counts[kept], limit.most)
 
 
 def limit_prompts(
-    rows: Rows, counts: list[int], limit: PromptLimit | None, key: str, log: Callable[[str], None]
-) -> tuple[Rows, list[int]]:
+    rows: Rows, counts: Counts, limit: PromptLimit | None, key: str, log: Callable[[str], None]
+) -> tuple[Rows, Counts]:
     """The rows that stay in a set, and the tokens that their prompts then have. Logs what happens to long prompts.
 
     Args:
@@ -244,22 +262,20 @@ def limit_prompts(
     Raises:
         ValueError: truncation=error and a prompt is too long; or drop and no row is left, or none of a mixture's part.
     """
-    if limit is None or max(counts) <= limit.most:
+    if limit is None or (longest := int(counts.max())) <= limit.most:
         return rows, counts
-    most = limit.most
-    short = [number for number, count in enumerate(counts) if count <= most]
-    if limit.refuses(max(counts)):
-        longest = counts.index(max(counts))
-        raise ValueError(f"{key}: {place(rows, longest)}: the prompt has {limit.refusal(counts[longest])}")
+    most, short = limit.most, np.flatnonzero(counts <= limit.most)
+    if limit.refuses(longest):
+        raise ValueError(f"{key}: {place(rows, int(counts.argmax()))}: the prompt has {limit.refusal(longest)}")
     message = (
         f"{key}: {len(rows) - len(short)} of {len(rows)} prompts have more tokens than data.max_prompt_tokens={most}; "
-        f"the longest has {max(counts)}"
+        f"the longest has {longest}"
     )
     if limit.cuts:
         log(f"{message}. They are cut to {most} tokens (data.truncation={limit.truncation})")
-        return rows, [min(count, most) for count in counts]
-    if not short:
-        raise ValueError(f"{message}, the shortest {min(counts)}, and no row is left; raise data.max_prompt_tokens")
+        return rows, np.minimum(counts, most)
+    if not len(short):
+        raise ValueError(f"{message}, the shortest {counts.min()}, and no row is left; raise data.max_prompt_tokens")
     log(f"{message}. They are dropped")
     left = rows.kept(short, key, f"data.max_prompt_tokens={most}") if isinstance(rows, Mixed) else subset(rows, short)
-    return left, [counts[number] for number in short]
+    return left, counts[short]

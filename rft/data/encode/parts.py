@@ -49,14 +49,14 @@ def normalize_media(row: Mapping[str, Any], folder: Path | None, prompt: str = "
     """
     found = {name: value for name, value in row.items() if name not in COLUMNS}
     columns = {}
-    for name, kind in COLUMNS.items():
+    for name, kind in COLUMNS.items() if len(found) < len(row) else ():
         if values := _listed(row.get(name)):
             with _named(name):
                 columns[name] = [_value(value, kind, folder) for value in values]
     if columns:
         found |= _placed(found, columns, prompt)
     for field in dict.fromkeys((prompt, *MESSAGES)):
-        if _is_chat(found.get(field)):
+        if isinstance(found.get(field), list) and _is_chat(found[field]):
             with _named(field):
                 found[field] = [_normalized(message, folder) for message in found[field]]
     return found

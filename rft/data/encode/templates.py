@@ -12,7 +12,7 @@ from jinja2 import TemplateError, meta
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from rft.data.rows.files import read_text
+from rft.data.rows.text.base import read_text
 from rft.data.strict_json import value_of
 from rft.registry import did_you_mean
 

@@ -6,8 +6,8 @@ All have an end token and a padding token. `AutoTokenizer` restores them after `
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from rft.data.rows.files import json_lines
 from rft.data.rows.sources import require
+from rft.data.rows.text.json_files import json_lines
 from rft.errors import without_code
 
 PAD, END, UNKNOWN = "<pad>", "<eos>", "<unk>"

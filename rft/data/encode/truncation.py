@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, TypeVar
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 from rft.batch.encoded import EncodedText
 
 Truncation = Literal["drop", "left", "right", "middle", "error"]
@@ -60,19 +63,20 @@ class PromptLimit:
 
 
 class TextTokens(NamedTuple):
-    """The tokens of a given text, prompt and answer together; of several texts of a row the largest numbers.
+    """The tokens of the given text of each of N rows, prompt and answer together; of several texts of a row the largest
+    numbers.
 
     Attributes:
-        tokens: their number.
-        least: how many a cut must leave: one that trains, and all tokens of media.
-        equal: they are the two responses of a pair, and are the same.
-        answers: of the assistant in them, by what becomes of them; see `masks.FATES`.
+        tokens: (N,) their number.
+        least: (N,) how many a cut must leave: one that trains, and all tokens of media.
+        equal: (N,) 1 where they are the two responses of a pair, and are the same; otherwise 0.
+        answers: (N, F) answers of the assistant, by what becomes of them; see `masks.FATES`.
     """
 
-    tokens: int
-    least: int
-    equal: bool = False
-    answers: tuple[int, ...] = ()
+    tokens: NDArray[np.int32]
+    least: NDArray[np.int32]
+    equal: NDArray[np.int32]
+    answers: NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -94,9 +98,13 @@ class TextLimit:
 
     uncuttable: ClassVar[str] = "a cut would leave no token that trains, or not all media"
 
-    def keeps(self, text: TextTokens) -> bool:
-        """Whether a row with such a text trains, whole or cut."""
-        return text.tokens <= self.most or (self.overlong == "truncate" and text.least <= self.most)
+    def keeps(self, tokens: ArrayLike, least: ArrayLike) -> NDArray[np.bool_]:
+        """Whether each row trains, whole or cut.
+
+        Args:
+            tokens, least: numbers or arrays, as of `TextTokens`.
+        """
+        return np.less_equal(least if self.overlong == "truncate" else tokens, self.most)
 
     def cut(self, text: EncodedText, overlong: Overlong) -> EncodedText:
         """The text, or the first `most` tokens of a longer one.

@@ -6,10 +6,14 @@ from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rft.registry import Target
 
 Row = dict[str, Any]
 Rows = Sequence[Row]
+ConvertRow = Callable[[str, Row], Row]  # (file and line for messages, row as read) -> row of this project
 
 
 def load(target: Target, fields: Iterable[str]) -> Rows:
@@ -87,9 +91,11 @@ class ConcatRows(LazyRows):
         return part[index]
 
 
-def subset(rows: Rows, numbers: Sequence[int]) -> Rows:
-    """The rows of these indices."""
-    return LazyRows(len(numbers), lambda index: rows[numbers[index]], lambda index: place(rows, numbers[index]))
+def subset(rows: Rows, numbers: Sequence[int] | NDArray[np.integer]) -> Rows:
+    """The rows of these indices, which may be an array."""
+    return LazyRows(
+        len(numbers), lambda index: rows[int(numbers[index])], lambda index: place(rows, int(numbers[index]))
+    )
 
 
 def place(rows: Rows, number: int) -> str:

@@ -1,9 +1,12 @@
 """Rows of several data sets, which are drawn in proportion to the weights of the data sets."""
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rft.data.rows.lazy import ConcatRows, Row, Rows, load, subset
 from rft.data.rows.stream import RowFilter, RowStream, StreamableRows, StreamedRows, check_streamable
@@ -76,7 +79,7 @@ class Mixed(ConcatRows):
     def _find(self, number: int) -> Row:
         return named(super()._find(number), list(self.parts)[bisect_right(self.ends, number)])
 
-    def kept(self, numbers: Sequence[int], key: str, limit: str) -> "Mixed":
+    def kept(self, numbers: NDArray[np.int64], key: str, limit: str) -> "Mixed":
         """The mixture with some of its rows.
 
         Args:
@@ -89,8 +92,8 @@ class Mixed(ConcatRows):
         """
         parts, start = {}, 0
         for (name, rows), end in zip(self.parts.items(), self.ends, strict=True):
-            left = [number - start for number in numbers[bisect_left(numbers, start) : bisect_left(numbers, end)]]
-            if not left:
+            left = numbers[np.searchsorted(numbers, start) : np.searchsorted(numbers, end)] - start
+            if not len(left):
                 raise ValueError(f"{key}.parts.{name}: all rows have more tokens than {limit}; raise the limit")
             parts[name] = subset(rows, left)
             start = end

@@ -2,7 +2,7 @@
 
 A row is a plain dict. `columns` renames fields to the names of this project (`{prompt: question}`), `schema` converts
 rows of a known format; media become parts of the messages; all other fields stay unchanged, for rewards and logs. Rows
-of parquet files and data sets stay on disk; each is checked once, at the start.
+stay on disk; each is checked once, at the start.
 """
 
 import itertools
@@ -14,10 +14,19 @@ from typing import Any
 from rft.batch.entries import check_names
 from rft.data.encode.masks import conversation
 from rft.data.encode.parts import COLUMNS, MESSAGES, normalize_media, text_of, undecoded
-from rft.data.rows.files import READERS, STREAMED, find_files, open_parquet, unreadable, without_nulls
-from rft.data.rows.lazy import ConcatRows, LazyRows, PlacedRows, Row, Rows
+from rft.data.rows.files import (
+    STREAMED,
+    TEXT_FILES,
+    find_files,
+    open_parquet,
+    read_rows,
+    unreadable,
+    without_nulls,
+)
+from rft.data.rows.lazy import ConcatRows, ConvertRow, LazyRows, Row, Rows
 from rft.data.rows.schemas import SCHEMAS
 from rft.data.rows.stream import RowStream, ShardReader, StreamableRows
+from rft.data.rows.text.base import TextRows
 from rft.errors import listed
 from rft.ranges import PositiveInt
 from rft.registry import did_you_mean
@@ -29,8 +38,6 @@ SINGLE_TURN = "single_turn_agent"  # verl's name for one answer without tools
 EMPTY_ALLOWED = ("rejected", "completion")  # an empty answer can be the worse one
 FIELDS = (*MESSAGES, "text")  # texts, or lists of chat messages
 LONGEST = 5_000_000  # characters; to count the tokens of a longer text takes minutes, and no model reads it
-
-ConvertRow = Callable[[str, Row], Row]  # (file and line for messages, row as read) -> row of this project
 
 
 class FileRows(StreamableRows):
@@ -72,12 +79,11 @@ class FileRows(StreamableRows):
         parts: list[Rows] = []
         left = self._limit
         for file in find_files(self._path, key):
-            convert = self._converter(required, Path(file).parent)
-            if Path(file).suffix in READERS:
-                located = READERS[Path(file).suffix](file, key)
-                part: Rows = PlacedRows((where, convert(where, raw)) for where, raw in itertools.islice(located, left))
+            check, convert = (self._converter(fields, Path(file).parent) for fields in (required, ()))
+            if (ending := Path(file).suffix) in TEXT_FILES:
+                part: Rows = TextRows(TEXT_FILES[ending](file, key), check, convert, left)
             else:
-                part = table_rows(open_parquet(file, key), convert, file, left)
+                part = table_rows(open_parquet(file, key), check, convert, file, left)
             if not part:
                 raise ValueError(f"{key}: {file} holds no rows")
             parts.append(part)
@@ -96,8 +102,10 @@ class FileRows(StreamableRows):
             )
 
         def part(file: str) -> ShardReader:
-            read, convert = STREAMED[Path(file).suffix], self._converter(required, Path(file).parent)
-            return lambda start: (convert(where, raw) for where, raw in itertools.islice(read(file, key), start, None))
+            convert = self._converter(required, Path(file).parent)
+            return lambda start: (
+                convert(where, raw) for where, raw in itertools.islice(read_rows(file, key), start, None)
+            )
 
         return RowStream(limited([part(file) for file in files], self._limit), self._key)
 
@@ -151,7 +159,8 @@ class HubRows(StreamableRows):
         if self._file is not None:
             return self._file.load(required)
         table, title = self._open(streaming=False), self._title
-        rows = table_rows(table, self._converter(required, self._folder), title, self._limit)
+        check, convert = (self._converter(fields, self._folder) for fields in (required, ()))
+        rows = table_rows(table, check, convert, title, self._limit)
         if not rows:
             raise ValueError(f"{self._key}.path: {title} holds no rows")
         return rows
@@ -217,8 +226,13 @@ def limited(shards: list[ShardReader], limit: int | None) -> list[ShardReader]:
     return [lambda start: itertools.islice(itertools.chain.from_iterable(shard(0) for shard in shards), start, limit)]
 
 
-def table_rows(table: Any, convert: ConvertRow, title: str, limit: int | None) -> Rows:
-    """The first rows of a table of the package datasets. Each is checked once, and read again when it is indexed."""
+def table_rows(table: Any, check: ConvertRow, convert: ConvertRow, title: str, limit: int | None) -> Rows:
+    """The first rows of a table of the package datasets. Each is checked once, and read again when it is indexed.
+
+    Args:
+        check, convert: as of `TextRows`.
+        limit: takes the first `limit` rows, or all if None.
+    """
 
     def where(number: int) -> str:
         return f"{title} row {number + 1}"
@@ -226,16 +240,15 @@ def table_rows(table: Any, convert: ConvertRow, title: str, limit: int | None) -
     count = len(table) if limit is None else min(limit, len(table))
     features, rows = undecoded(table.features), table.with_format("arrow")
 
-    def read(number: int) -> Row:
+    def raw(number: int) -> Row:
         try:
-            raw = features.decode_example(rows[number].to_pylist()[0])
+            return without_nulls(features.decode_example(rows[number].to_pylist()[0]))
         except ValueError as error:  # such as a text that is not UTF-8
             raise unreadable(where(number), error) from error
-        return convert(where(number), without_nulls(raw))
 
     for number in range(count):
-        read(number)
-    return LazyRows(count, read, where)
+        check(where(number), raw(number))
+    return LazyRows(count, lambda number: convert(where(number), raw(number)), where)
 
 
 def row_converter(

@@ -5,6 +5,7 @@ Both depend on the value of a field, not on the position of a row, so that rows 
 
 import hashlib
 import json
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,7 +43,7 @@ class HashSplit:
         """
         rows = load(self._rows, {*required, self._by})
         hashes = (_hash(row[self._by]) for row in rows)
-        numbers = [number for number, value in enumerate(hashes) if self._start <= value < self._end]
+        numbers = array("q", (number for number, value in enumerate(hashes) if self._start <= value < self._end))
         if not numbers:
             raise ValueError(
                 f"{self._key}.share=[{self._start}, {self._end}] leaves none of {len(rows)} rows; widen it"
@@ -79,8 +80,8 @@ class ExcludeRows:
         """
         rows = load(self._rows, {*required, self._by})
         others = load(self._others, [self._by])
-        known = {identity(row[self._by]) for row in others}
-        numbers = [number for number, row in enumerate(rows) if identity(row[self._by]) not in known]
+        known = {digest(row[self._by]) for row in others}
+        numbers = array("q", (number for number, row in enumerate(rows) if digest(row[self._by]) not in known))
         if len(numbers) in (0, len(rows)):
             found = "all of them are" if not numbers else "none of them is"
             raise ValueError(
@@ -98,6 +99,11 @@ def identity(value: Any) -> str:
 def _fingerprint(value: Any) -> str:
     """The hash of bytes, or of an object that has them, such as an array."""
     return hashlib.blake2b(value if isinstance(value, bytes) else value.tobytes(), digest_size=20).hexdigest()
+
+
+def digest(value: Any) -> bytes:
+    """A hash that is the same for equal values, and for all processes."""
+    return hashlib.blake2b(identity(value).encode(errors="surrogatepass"), digest_size=16).digest()
 
 
 def plain(value: Any) -> Any:

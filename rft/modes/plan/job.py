@@ -120,7 +120,7 @@ class PlanJob(Job):
     def _longest(self, loaded: Datasets) -> int:
         """Tokens of the longest prompt; for rows without prompts, of the longest row beyond the answer length."""
         if "prompt" in self.needs:
-            return max(loaded.lengths.prompts(loaded.train))
+            return int(loaded.lengths.prompts(loaded.train).max())
         if loaded.longest_text is None:
             raise ValueError(
                 "plan.prompt_tokens=null: algorithm.source samples, and its rows have no prompts to count; set it"

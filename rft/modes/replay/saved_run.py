@@ -57,7 +57,7 @@ class SavedRun:
         Raises:
             ValueError: the run has not logged such a step.
         """
-        rows = {row["step"]: row for row in History.of(self.folder).rows if row["step"] > 0}
+        rows = {row["step"]: row for row in History.of(self.folder).rows() if row["step"] > 0}
         steps = [number for number, row in rows.items() if row["stage"] == "train"]
         if step not in rows or not steps:
             known = f"it has logged the steps {min(steps)} to {max(steps)} of them" if steps else "it has logged none"

@@ -15,7 +15,7 @@ from yaml import YAMLError
 
 from rft.distributed import World
 from rft.logger.disk import make_folder, replacing
-from rft.logger.history import History
+from rft.logger.history import read_stages
 from rft.logger.media import MEDIA
 from rft.registry import did_you_mean
 from rft.train.checkpoint.names import checkpoints_in
@@ -200,7 +200,7 @@ def _finished(folder: Path) -> bool:
 
 def _steps_done(folder: Path) -> int:
     """The steps of the stage `train` that the run has logged."""
-    return max([span.end - span.start for span in History.of(folder).stages() if span.name == "train"], default=0)
+    return max([span.end - span.start for span in read_stages(folder) if span.name == "train"], default=0)
 
 
 def _cure(changes: list[Difference]) -> str:

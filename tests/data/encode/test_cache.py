@@ -47,7 +47,7 @@ def encoder(*options, alphabet="12", template="none"):
 def count(folder, rows=ROWS, made=None, world=SINGLE_PROCESS):
     """(what was counted, how many rows were encoded for it)."""
     made = made or encoder()
-    return Lengths(world, made, folder and str(folder)).prompts(rows), made.asked
+    return Lengths(world, made, folder and str(folder)).prompts(rows).tolist(), made.asked
 
 
 def test_a_file_that_has_changed_is_read_again(tmp_path):
@@ -104,11 +104,12 @@ def test_whatever_decides_the_counts_is_looked_at(tmp_path, monkeypatch):
 def test_texts_are_remembered_by_their_source(tmp_path, ranks):
     def texts(given=GIVEN, rows=FEW, world=SINGLE_PROCESS):
         made = encoder()
-        return Lengths(world, made, str(tmp_path)).texts(given, rows), made.asked
+        return [part.tolist() for part in Lengths(world, made, str(tmp_path)).texts(given, rows)], made.asked
 
     shared = ranks(3, lambda world: texts(world=world))
-    one = (False, (1, 0, 0, 0))
-    expected = [(len(r["prompt"]) + len(r["response"]) + 1, len(r["prompt"]) + 1, *one) for r in FEW]
+    sizes = [(len(row["prompt"]), len(row["response"])) for row in FEW]
+    tokens, least = [one + other + 1 for one, other in sizes], [one + 1 for one, _ in sizes]
+    expected = [tokens, least, [0] * 40, [[1, 0, 0, 0]] * 40]
     assert [asked for _, asked in shared] == [14, 13, 13] and all(counts == expected for counts, _ in shared)
     assert texts() == (expected, 0)
     assert texts(rows=[*FEW[1:], {"prompt": "1", "response": "2"}])[1] == 40
@@ -134,13 +135,13 @@ def test_two_that_write_at_once_leave_one_whole_entry(tmp_path):
         "folder, name = Path(sys.argv[1]), b'n' * 20\n"
         "for turn in range(150):\n"
         "    remember(folder, name, [int(sys.argv[2])] * 5000)\n"
-        "    assert recall(folder, name) in ([1] * 5000, [2] * 5000)\n"
+        "    assert recall(folder, name).tolist() in ([1] * 5000, [2] * 5000)\n"
     )
     both = [subprocess.Popen([sys.executable, "-c", work, str(tmp_path), number]) for number in "12"]
     assert [one.wait(60) for one in both] == [0, 0]
     assert [path.name for path in tmp_path.iterdir()] == [(b"n" * 20).hex()]
     remember(tmp_path, b"m" * 20, [])
-    assert recall(tmp_path, b"m" * 20) == [] and recall(tmp_path / "none", b"m" * 20) is None
+    assert recall(tmp_path, b"m" * 20).tolist() == [] and recall(tmp_path / "none", b"m" * 20) is None
 
 
 def test_a_folder_that_cannot_be_written_to_is_said_and_no_more(tmp_path, caplog):

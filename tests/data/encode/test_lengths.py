@@ -32,7 +32,7 @@ def drop(rows, most):
     counts = Lengths(SINGLE_PROCESS, ENCODER, None).prompts(rows)
     limit = None if most is None else PromptLimit(most, "drop")
     left, counts = limit_prompts(rows, counts, limit, "data.train", said.append)
-    assert counts == [len(row["prompt"]) for row in left]
+    assert counts.tolist() == [len(row["prompt"]) for row in left]
     return left, said
 
 
@@ -92,9 +92,9 @@ def test_a_run_knows_how_many_answers_train_and_why_others_do_not(size, ranks, t
     def count(world):
         encoder = Counting(tokenizer(chats.QWEN3), "chat", None)
         texts = Lengths(world, encoder, str(tmp_path)).texts(GivenTexts(TextSource, {"response": "messages"}), CHATS)
-        return [text.answers for text in texts], encoder.asked
+        return texts.answers.tolist(), encoder.asked
 
-    answers = [(2, 0, 0, 0), (1, 0, 1, 0), (1, 0, 1, 0), (1, 0, 0, 1)]
+    answers = [[2, 0, 0, 0], [1, 0, 1, 0], [1, 0, 1, 0], [1, 0, 0, 1]]
     first, again = ranks(size, count), ranks(size, count)
     assert [found for found, _ in [*first, *again]] == [answers] * 2 * size
     assert sum(encoded for _, encoded in first) == 4 and not any(encoded for _, encoded in again)
@@ -157,10 +157,10 @@ def test_a_run_knows_which_pairs_have_equal_responses(size, ranks, tmp_path):
     def count(world):
         encoder = Counting(tokenizer(chats.CHATML), "chat", None)
         texts = Lengths(world, encoder, str(tmp_path)).texts(PAIR, PAIRS)
-        return [text.equal for text in texts], encoder.asked
+        return texts.equal.tolist(), encoder.asked
 
     first, again = ranks(size, count), ranks(size, count)
-    assert [found for found, _ in [*first, *again]] == [[False, True, True, False, False]] * 2 * size
+    assert [found for found, _ in [*first, *again]] == [[0, 1, 1, 0, 0]] * 2 * size
     assert sum(encoded for _, encoded in first) == 2 * len(PAIRS) and not any(encoded for _, encoded in again)
 
 
@@ -170,7 +170,7 @@ def test_responses_with_other_media_are_not_equal():
         return {"tokens": tokens, "response_mask": torch.tensor([False, False, True]), "chosen": chosen} | media
 
     picture, other = ({"media": {"pixel_values": torch.full((2, 2), value)}} for value in (0.0, 1.0))
-    found = [count_tokens([text(picture, True), text(media, False)], ENCODER).equal for media in (picture, other, {})]
+    found = [count_tokens([text(picture, True), text(media, False)], ENCODER)[2] for media in (picture, other, {})]
     assert found == [True, False, False]
 
 

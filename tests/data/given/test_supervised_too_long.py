@@ -10,7 +10,7 @@ from rft.data.base import GivenTexts
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths, limit_texts
 from rft.data.encode.tokenizer import characters
-from rft.data.encode.truncation import TextLimit, TextTokens
+from rft.data.encode.truncation import TextLimit
 from rft.data.given.pairs import LabelledSource, PairSource
 from rft.data.given.steps import StepSource
 from rft.data.given.supervised import DatasetSource, TextSource
@@ -71,10 +71,8 @@ def test_the_tokens_that_stay():
         ValueError, match=r"the row has 4 tokens, over data\.max_tokens=3; remove it, or set data\.overl"
     ):
         limit(3, "error").cut(text, "error")
-    kept = [
-        limit(3, overlong).keeps(TextTokens(4, least)) for overlong in ("error", "drop", "truncate") for least in (3, 4)
-    ]
-    assert kept == [False, False, False, False, True, False] and limit(4, "drop").keeps(TextTokens(4, 4))
+    kept = [limit(3, overlong).keeps([4, 4, 3], [3, 4, 2]).tolist() for overlong in ("error", "drop", "truncate")]
+    assert kept == [[False, False, True], [False, False, True], [True, False, True]]
 
 
 ROWS = [{"prompt": "12=", "response": answer} for answer in ("3", "34", "3456")] + [
@@ -159,7 +157,7 @@ def test_a_conversation_keeps_the_answers_before_the_cut():
     made = Encoder(tokenizer(chats.CHATML), "chat", None)
     messages = [{"role": "user", "content": "1"}, said("2"), {"role": "user", "content": "3"}, said("456")]
     rows, given = [{"messages": messages}], GivenTexts(TextSource, {"response": "messages"})
-    [(tokens, least, *_)] = Lengths(SINGLE_PROCESS, made, None).texts(given, rows)
+    tokens, least, *_ = Lengths(SINGLE_PROCESS, made, None).texts(given, rows)
     ids, trains = made.example({"response": messages})
     assert tokens == len(ids) and least == trains.index(True) + 1
     second = max(place for place, flag in enumerate(trains) if flag and not trains[place - 1])
@@ -175,13 +173,13 @@ def test_media_are_never_cut():
     one = family("qwen2_5_vl")
     made, [row, *_] = media_encoder(one), media_rows(one)
     rows = [row | {"response": "two"}]
-    [(tokens, least, *_)] = Lengths(SINGLE_PROCESS, made, None).texts(RESPONSE, rows)
+    tokens, least, *_ = Lengths(SINGLE_PROCESS, made, None).texts(RESPONSE, rows)
     ids, trains = made.example(rows[0])
     assert (tokens, least) == (len(ids), trains.index(True) + 1)
     made._train_on = "all"
     media = frozenset(made.media_facts.placeholders)
     last = max(place for place, token in enumerate(ids) if token in media)
-    [(tokens, least, *_)] = Lengths(SINGLE_PROCESS, made, None).texts(RESPONSE, rows)
+    tokens, least, *_ = Lengths(SINGLE_PROCESS, made, None).texts(RESPONSE, rows)
     assert (tokens, least) == (len(ids), last + 1)
     made.text_limit = TextLimit(last, "truncate", "data.max_tokens=x", media)
     with pytest.raises(

@@ -50,7 +50,7 @@ def test_every_format_gives_the_same_rows(ending: str, tmp_path: Path) -> None:
 def test_cells_of_a_csv_file_are_text_and_null_where_empty(tmp_path: Path) -> None:
     rows = [{"prompt": "two\nlines, quoted", "answer": "0123", "note": ""}, {"prompt": "NA", "answer": "1e3"}]
     path = write(tmp_path / "rows.csv", rows)
-    assert load(path, "prompt", "answer") == [rows[0] | {"note": None}, rows[1] | {"note": None}]
+    assert list(load(path, "prompt", "answer")) == [rows[0] | {"note": None}, rows[1] | {"note": None}]
     with pytest.raises(ValueError, match=r"rows\.csv line 3: the field 'note' is null"):  # line 2 and 3 are one row
         load(path, "note")
 
@@ -58,7 +58,7 @@ def test_cells_of_a_csv_file_are_text_and_null_where_empty(tmp_path: Path) -> No
 def test_a_json_file_may_have_an_object_a_line(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     path.write_text("\n".join(map(json.dumps, ROWS)))
-    assert load(str(path)) == ROWS
+    assert list(load(str(path))) == ROWS
 
 
 def test_patterns_and_lists_of_files_are_read_in_order(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_patterns_and_lists_of_files_are_read_in_order(tmp_path: Path) -> None:
 
 
 def test_a_file_whose_name_looks_like_a_pattern(tmp_path: Path) -> None:
-    assert load(write(tmp_path / "rows[1].jsonl", ROWS)) == ROWS
+    assert list(load(write(tmp_path / "rows[1].jsonl", ROWS))) == ROWS
 
 
 def test_rows_of_tables_stay_on_disk_and_lose_the_nulls_that_fill_structs(tmp_path: Path) -> None:

@@ -131,8 +131,8 @@ def test_one_file_in_place_of_a_data_set_of_the_hub(tmp_path):
     options = yaml_options("data/rows/hub.yaml") | {"path": str(path), "limit": 1}
     rows = HubRows(**options | {"split": None}, key="data.train")
     same = FileRows(str(path), {}, None, 1, "data.train")
-    assert rows.load(["prompt"]) == same.load(["prompt"]) == [{"prompt": "1+1", "answer": "2"}]
-    assert list(rows.stream(["prompt"]).preview()) == same.load(["prompt"])
+    assert list(rows.load(["prompt"])) == list(same.load(["prompt"])) == [{"prompt": "1+1", "answer": "2"}]
+    assert list(rows.stream(["prompt"]).preview()) == list(same.load(["prompt"]))
     said = r"^data\.train\.path=.*rows\.csv is one file; set data\.train\.name=null and data\.train\.split=null$"
     with pytest.raises(ValueError, match=said):
         HubRows(**options | {"name": "main"}, key="data.train")

@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> str:
 
 def test_fields_are_renamed_and_the_others_stay(path: str) -> None:
     rows = lines(path).load(["prompt", "answer"])
-    assert rows == [row | {"prompt": row["question"]} for row in ROWS]
+    assert list(rows) == [row | {"prompt": row["question"]} for row in ROWS]
 
 
 def test_names_can_be_swapped(path: str) -> None:
@@ -49,7 +49,7 @@ def test_limit_takes_the_first_rows(path: str, limit: int | None, count: int) ->
 
 def test_blank_lines_are_skipped_but_counted(tmp_path: Path) -> None:
     path = jsonl(tmp_path, '\n{"question": "q"}\n  \n{"x": 1}\n')
-    assert lines(path, limit=1).load(["prompt"]) == [{"question": "q", "prompt": "q"}]
+    assert list(lines(path, limit=1).load(["prompt"])) == [{"question": "q", "prompt": "q"}]
     with pytest.raises(ValueError, match=r"train\.jsonl line 4: no field 'question'"):
         lines(path).load(["prompt"])
 
