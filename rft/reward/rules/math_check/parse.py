@@ -246,8 +246,8 @@ def _read(text: str) -> Answer:
     text = bare(items[0]) if items else ""
     if ratio := RATIO.fullmatch(text):
         text = f"{ratio[1]}/{ratio[2]}"
-    if ratio := _ratio(text):
-        return ratio
+    if several := _ratio(text):
+        return several
     member, found = split(text, "∈")
     if len(member) == 2 and SYMBOL.fullmatch(member[0].strip()):
         return _read(member[1])
