@@ -33,7 +33,7 @@ def _extract(response: str, extract_from: list[Place], markers: list[str], perce
     if found is None:
         return None
     try:
-        return canonical(readings(found, given=True)[0], percent_as_unit)
+        return canonical(readings(found, True)[0], percent_as_unit)
     except Unreadable:
         return None
 
@@ -131,7 +131,7 @@ def math_answer(
         return 0.0
     compare = Comparison(float_rounding, percent_as_unit)
     try:
-        return float(any(compare.equal(this, that) for that in readings(found, given=True) for this in gold))
+        return float(any(compare.equal(this, that) for that in readings(found, True) for this in gold))
     except Unreadable:
         return 0.0
     except Failed as error:

@@ -29,22 +29,20 @@ SENTENCE_END = re.compile(
 ELLIPSIS = re.compile(r"\.\.+|\u2026+")
 CLOSING = frozenset("\"'\u201d\u2019)]")
 NEXT = re.compile(r"(?P<gap>[\s\"'\u201c\u2018(\[*]*)(?P<word>\w*)")
-# A full stop behind these ends no sentence: titles, abbreviations, the numbers and letters of a list.
-NO_END = re.compile(
-    r"\b(?:mrs?|ms|dr|prof|st|mt|gen|col|capt|lt|sgt|rev|hon|gov|sen|vs|e\.g|i\.e|cf|approx)\.\Z"
-    r"|^[ \t]*(?:\d+|[a-z])\.\Z",
+# Behind a number or letter of a list and `never`, a full stop ends no sentence; behind `number` none before a number;
+# behind `last`, which may stand last, it ends one before a word that often stands first.
+SHORT = re.compile(
+    r"^[ \t]*(?:\d+|[a-z])\.\Z"
+    r"|\b(?:(?P<never>mrs?|ms|dr|prof|st|mt|gen|col|capt|lt|sgt|rev|hon|gov|sen|vs|e\.g|i\.e|cf|approx)"
+    r"|(?P<number>nos?|figs?|vols?|ch|pp)"
+    r"|(?P<last>etc|inc|ltd|co|corp|jr|sr|al|ave|blvd|ft|lbs?|oz|jan|feb|aug|sept?|oct|nov|dec|[a-z]))\.\Z",
     re.I | re.M,
-)
-NUMBERED = re.compile(r"\b(?:nos?|figs?|vols?|ch|pp)\.\Z", re.I)  # ends none before a number
-# Behind abbreviations that may stand last it ends one before a word that often stands first.
-MAY_END = re.compile(
-    r"\b(?:etc|inc|ltd|co|corp|jr|sr|al|ave|blvd|ft|lbs?|oz|jan|feb|aug|sept?|oct|nov|dec|[a-z])\.\Z", re.I
 )
 FIRST = re.compile(
     "An?|And|As|At|But|By|For|He|Her|His|How|However|If|In|Its?|My|No|On|Our|She|So|That|The|Their|Then|There|These|"
     "They|This|Those|To|We|What|When|Where|While|Who|Why|Yes|Your?|I"
 )
-BEFORE = 40  # characters before a full stop that are searched for an abbreviation
+BEFORE = 16  # characters before a full stop that are searched for an abbreviation
 
 
 def sentences(text: str) -> int:
@@ -59,17 +57,19 @@ def sentences(text: str) -> int:
 
 def _ends(text: str, start: int, end: re.Match[str]) -> bool:
     """Whether a match of `SENTENCE_END` ends the sentence that begins at `start`."""
-    mark, following = end["mark"], NEXT.match(text, end.end())
+    following = NEXT.match(text, end.end())
     assert following is not None
-    word = following["word"]
-    if word[:1].islower() and (ELLIPSIS.fullmatch(mark) or CLOSING.intersection(end["closed"])):
+    gap, word = following.groups()
+    if word[:1].islower() and (ELLIPSIS.fullmatch(end["mark"]) or CLOSING.intersection(end["closed"])):
         return False
-    if mark != ".":
+    if end["mark"] != ".":
         return True
-    before = text[max(start, end.start() - BEFORE) : end.start() + 1]
-    if NO_END.search(before) or (word[:1].isdigit() and NUMBERED.search(before)):
-        return False
-    return not MAY_END.search(before) or FIRST.fullmatch(word) is not None or "\n\n" in following["gap"]
+    short = SHORT.search(text[max(start, end.start() - BEFORE) : end.start() + 1])
+    if short is None:
+        return True
+    if short["last"]:
+        return FIRST.fullmatch(word) is not None or "\n\n" in gap
+    return short["number"] is not None and not word[:1].isdigit()
 
 
 def compares(number: int, relation: Relation, bound: int) -> bool:
