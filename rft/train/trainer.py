@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -166,9 +167,8 @@ class Trainer:
                         if stage.source.samples():
                             self.refresh(stage, stage_step, metrics)
                         self.describe(batch, metrics, time.perf_counter() - started)
-                    if self.finish(number, stage, stage_step, batch, metrics):
+                    if self.finish(number, stage, stage_step, batch, metrics, stage is stages[-1]):
                         break
-        self.checkpoints.end()
         return self.numbers
 
     def begin(self, number: int, stage: Stage, saved: SavedState | None) -> int:
@@ -295,8 +295,10 @@ class Trainer:
                 metrics.mean(f"reward/{name}", values, is_scored(values))
         metrics.largest("memory/peak_gib", peak_gib(self.world.device))
 
-    def finish(self, number: int, stage: Stage, stage_step: int, batch: TensorDict, metrics: Metrics) -> bool:
-        """Logs the step, evaluates and saves where that is due; True where the stage ends here."""
+    def finish(
+        self, number: int, stage: Stage, stage_step: int, batch: TensorDict, metrics: Metrics, final: bool
+    ) -> bool:
+        """Logs the step, evaluates and saves where that is due; True where the stage, the `final` one or not, ends."""
         last = stage_step == stage.steps
         numbers = metrics.reduce(self.world.gather)
         rows, stop = self.world.all_sum(torch.tensor([len(batch), int(self.stop.asked())])).tolist()
@@ -318,10 +320,12 @@ class Trainer:
         self.log.worst_tokens(
             self.step, describe_tokens(metrics.largest_notes(WORST, self.world.gather), self.policy.tokenizer)
         )
+        save = partial(self.save, number, stage, stage_step, done, numbers)
         if saves:
-            self.save(number, stage, stage_step, done, numbers)
+            save()
+        if problem or stop or (done and final):
+            self.checkpoints.end(save, problem)
         if problem or stop:
-            self.checkpoints.end(problem)
             raise ValueError(problem) if problem else self.stop.stopped(self.step)
         return done
 
@@ -360,20 +364,17 @@ class Trainer:
 
     def save(self, number: int, stage: Stage, stage_step: int, done: bool, numbers: dict[str, float]) -> None:
         """Writes a checkpoint: everything that another process needs to resume from this step."""
-
-        def state() -> dict[str, Any]:
-            return {
-                "step": self.step,
-                "stage": number,
-                "stage_step": stage_step,
-                "stage_done": done,
-                "numbers": self.numbers,
-                "config_entries": self.config_entries(),
-                "rows": self.rows,
-                **states(self.parts | stage.parts),
-                "actors": self.model_states(number, stage, stage_step),
-            }
-
+        state = {
+            "step": self.step,
+            "stage": number,
+            "stage_step": stage_step,
+            "stage_done": done,
+            "numbers": self.numbers,
+            "config_entries": self.config_entries(),
+            "rows": self.rows,
+            **states(self.parts | stage.parts),
+            "actors": self.model_states(number, stage, stage_step),
+        }
         self.checkpoints.write(self.step, state, self.save_model, measured(numbers, self.watched), done)
         for text in self.unsaved.changed():
             self.log.warning(text)

@@ -52,7 +52,7 @@ def main(folder: Path, size: str, repeats: int) -> None:
         nonlocal step
         step += 1
         state = {"network": strategy.model_state(model, True), "optimizer": strategy.optimizer_state(model, optimizer)}
-        checkpoints.write(step, lambda: {"actors": {"actor": state}}, lambda path, dtype: None, None, False)
+        checkpoints.write(step, {"actors": {"actor": state}}, lambda path, dtype: None, None, False)
         return checkpoints.wait
 
     def gathered() -> Wait:

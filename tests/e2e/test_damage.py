@@ -258,12 +258,15 @@ def contents_of_checkpoints(run):
 
 @pytest.fixture
 def full_disk(monkeypatch):
-    """While the checkpoint of a step is written, a file can have no more than 100 kB."""
+    """While the checkpoint of a step is written for the first time, a file can have no more than 100 kB."""
     save, limits = Trainer.save, resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def fill(step):
+        steps = []
+
         def saved(trainer, *given):
-            if trainer.step == step:
+            steps.append(trainer.step)
+            if trainer.step == step and steps.count(step) == 1:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
             save(trainer, *given)
             trainer.checkpoints._writing.exception()  # its thread has ended

@@ -67,7 +67,7 @@ def save(world):
     """A checkpoint whose files rank 1 never syncs, and the groups of a mesh; the second checkpoint waits for it."""
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
     saved = Checkpoints(Path(sys.argv[4]), OPTIONS, world, "accuracy", lambda _: None)
-    saved.write(1, lambda: {"w": torch.ones(3)}, lambda folder, dtype: None, None, False)
+    saved.write(1, {"w": torch.ones(3)}, lambda folder, dtype: None, None, False)
     time.sleep(2 * watchdog.EVERY)
     groups = dist.distributed_c10d._world.pg_map
     limits = {group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups}

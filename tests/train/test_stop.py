@@ -92,17 +92,19 @@ ON_A_TERMINAL = textwrap.dedent("""
     import fcntl, os, signal, sys, termios, time
     from pathlib import Path
     from rft.logger.console import RunConsole
-    from rft.train.stop import StopRequest
+    from rft.train import stop
     os.setsid()
     fcntl.ioctl(1, termios.TIOCSCTTY, 0)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    with StopRequest(None, 0, int) as request:
+    stop.SAME_S = 0.1
+    with stop.StopRequest(None, 0, int) as request:
         console = RunConsole()
         console.message("ready")
         while not request.asked():
             time.sleep(0.01)
-        time.sleep(1.5)  # longer than SAME_S
+        time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGHUP)
+        time.sleep(0.2)  # the thread would end the process
         with console.stage("train", 0, 1):
             console.warning("to a terminal that is closed")
         for stream in (sys.stdout, sys.stderr):

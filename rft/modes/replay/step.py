@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -176,8 +177,9 @@ class Replay:
         """The state with which the step began; the steps since the checkpoint are taken again."""
         trainer, latest = self._trainer, self._trainer.checkpoints.latest()
         if latest is None and step == 1:
-            trainer.save(BEFORE_ALL, self._stages[0], 0, True, {})
-            trainer.checkpoints.end()
+            save = partial(trainer.save, BEFORE_ALL, self._stages[0], 0, True, {})
+            save()
+            trainer.checkpoints.end(save)
         elif step_of(latest) < step - 1:
             left = self._left(None if latest is None else SavedState(latest))
             if all(stage.stop_at is None for _, stage in left):  # no evaluation decides when a stage ends

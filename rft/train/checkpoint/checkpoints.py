@@ -77,7 +77,6 @@ class Checkpoints:
         self._writing: Future[str | None] | None = None
         self._written, self._writer = 0, 0  # the step of the last checkpoint, and the thread that writes it
         self._problem: str | None = None  # why the last checkpoint could not be written
-        self._again: Callable[[], None] | None = None  # writes the last checkpoint again
         self._held = HeldFolder(run) if world.rank == 0 else None
 
     def due(self, step: int) -> bool:
@@ -121,7 +120,7 @@ class Checkpoints:
     def write(
         self,
         step: int,
-        state: Callable[[], dict[str, Any]],
+        state: dict[str, Any],
         save_model: Callable[[Path, torch.dtype | None], None],
         metric: float | None,
         last: bool,
@@ -131,7 +130,6 @@ class Checkpoints:
         What cannot be written is a warning, and the checkpoints before stay.
 
         Args:
-            state: returns the state. A collective.
             save_model: writes the model into a folder, in a dtype or that of its files. A collective.
             metric: the value of the watched metric, where it was measured.
             last: of a stage.
@@ -141,20 +139,23 @@ class Checkpoints:
         """
         self.wait()
         self._written, self._problem = step, None
-        self._again = lambda: self._write(step, state, save_model, metric, last)
-        self._check_folder()
-        self._again()
+
+        def write() -> None:
+            self._write(step, state, save_model, metric, last)
+
+        self._check_folder(write)
+        write()
 
     def _write(
         self,
         step: int,
-        state: Callable[[], dict[str, Any]],
+        state: dict[str, Any],
         save_model: Callable[[Path, torch.dtype | None], None],
         metric: float | None,
         last: bool,
     ) -> None:
         partial = self.folder / f".{name_of(step)}.partial"
-        tree, tensors = split(state())
+        tree, tensors = split(state)
         tensors["step"] = torch.tensor([step])  # so that there is a tensor, and each rank takes part
         problem: str | None = None
         try:
@@ -205,39 +206,41 @@ class Checkpoints:
         self.wait()
         return {"time/checkpoint_wait_s": time.perf_counter() - started}
 
-    def end(self, cause: str = "") -> None:
+    def end(self, save: Callable[[], None], cause: str = "") -> None:
         """Waits until the last checkpoint of the run is on the disk. A collective.
 
         Args:
+            save: calls `write` for this checkpoint again.
             cause: the error that ends the run; empty if there is none.
 
         Raises:
             ValueError: it could not be written to the run folder; says where it is instead, and the cause.
         """
         self.wait()
-        self._check_folder(cause)
+        self._check_folder(save, cause)
         if self._problem is not None:
-            raise ValueError(self._rescue(cause, self._problem))
+            raise ValueError(self._rescue(save, cause, self._problem))
 
-    def _check_folder(self, cause: str = "") -> None:
+    def _check_folder(self, save: Callable[[], None], cause: str = "") -> None:
         """Raises a ValueError where another folder than that of the run, or none, has its name. A collective."""
-        if self._world.decide(lambda: self._held is not None and self._held.moved()):
-            raise ValueError(self._rescue(cause, f"{self.run} was removed or renamed while the run wrote to it"))
+        if self.folder.parent == self.run and self._world.decide(lambda: self._held is not None and self._held.moved()):
+            raise ValueError(self._rescue(save, cause, f"{self.run} was removed or renamed while the run wrote to it"))
 
-    def _rescue(self, cause: str, problem: str) -> str:
+    def _rescue(self, save: Callable[[], None], cause: str, problem: str) -> str:
         """Writes the last checkpoint to the folder `fallback`; returns the message of the end. A collective.
 
         Args:
+            save: writes this checkpoint to `folder`.
             problem: why it is not in the run folder.
         """
         folder, fallback, before = self.folder, self._options.fallback, self.latest()
         message = f"{cause}{'; ' if cause else ''}the last checkpoint could not be written to {folder} ({problem})"
         reason: str | None = "checkpoint.fallback=null"
-        if fallback is not None and self._again is not None:
+        if fallback is not None:
             try:
                 self.folder = self._world.decide(lambda: _new_folder(Path(fallback).expanduser(), self.run.name))
                 self._warn = lambda text: None  # the message of the end has it
-                self._again()
+                save()
                 reason = None if self.wait() else f"checkpoint.fallback={fallback}: {self._problem}"
             except OSError as error:
                 reason = f"checkpoint.fallback={fallback}: {reason_of(error)}"

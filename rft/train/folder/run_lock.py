@@ -8,6 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
+from rft.logger.disk import naming_file
+
 LOCK = "run.lock"  # in the run folder: host and process id of the process that has it open
 
 
@@ -42,9 +44,10 @@ class RunLock:
         except OSError as error:
             file.close()
             return f"{folder}: its file system has no locks ({error}); make sure that no second process runs in it"
-        file.truncate(0)
-        file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
-        file.flush()
+        with naming_file(folder / LOCK):
+            file.truncate(0)
+            file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
+            file.flush()
         self._file = file
         return ""
 

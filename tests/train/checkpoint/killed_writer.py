@@ -35,7 +35,7 @@ def save_model(folder: Path, _: torch.dtype | None) -> None:
 
 def write(checkpoints: Checkpoints, step: int) -> None:
     """Writes the checkpoint of a step, until it is on the disk."""
-    checkpoints.write(step, lambda: {"step": step, "w": torch.full((3,), float(step))}, save_model, None, False)
+    checkpoints.write(step, {"step": step, "w": torch.full((3,), float(step))}, save_model, None, False)
     assert checkpoints.wait()
 
 

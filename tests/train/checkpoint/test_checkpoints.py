@@ -55,7 +55,7 @@ def save_model(folder, _=None):
 
 
 def write(saved, step, metric=None, last=False):
-    saved.write(step, lambda: {"step": step, "w": torch.full((3,), float(step))}, save_model, metric, last)
+    saved.write(step, {"step": step, "w": torch.full((3,), float(step))}, save_model, metric, last)
     assert saved.wait()
 
 
@@ -81,7 +81,7 @@ def test_nothing_to_go_on_from(tmp_path, checkpoints):
 def test_what_is_written_is_read(tmp_path, checkpoints):
     saved = checkpoints(tmp_path)
     state = {"step": 10, "actors": {"actor": {"network": {"w": torch.arange(3.0)}, "optimizer": {"m": torch.ones(2)}}}}
-    saved.write(10, lambda: state | {"sources": [{"position": 7, "row": (1, torch.eye(2))}]}, save_model, 0.25, False)
+    saved.write(10, state | {"sources": [{"position": 7, "row": (1, torch.eye(2))}]}, save_model, 0.25, False)
     state["actors"]["actor"]["network"]["w"].zero_()  # the run goes on while the thread writes
     assert saved.wait()
     folder = tmp_path / "checkpoints" / "step_00000010"
@@ -194,9 +194,9 @@ def test_a_write_that_fails_is_a_warning_and_the_checkpoint_before_stays(tmp_pat
     for part in ("save_tensors", "describe", "write_manifest"):
         with monkeypatch.context() as patch:
             patch.setattr(module, part, full)
-            saved.write(20, lambda: {"step": 20}, save_model, None, False)
+            saved.write(20, {"step": 20}, save_model, None, False)
             assert not saved.wait()
-    saved.write(20, lambda: {"step": 20}, full, None, False)
+    saved.write(20, {"step": 20}, full, None, False)
     assert not saved.wait() and not saved.wait(), "a warning is not repeated"
     assert len(saved.warnings) == 4 and all(
         text.startswith("the checkpoint of step 20 could not be written ([Errno 28] No space left on device); ")
@@ -214,11 +214,11 @@ def test_a_write_that_fails_is_a_warning_and_the_checkpoint_before_stays(tmp_pat
 def test_the_end_of_a_run_needs_its_last_checkpoint(tmp_path, checkpoints, monkeypatch):
     saved = checkpoints(tmp_path)
     monkeypatch.setattr(module, "write_manifest", lambda *_: (_ for _ in ()).throw(OSError("full")))
-    saved.write(20, lambda: {"step": 20}, save_model, None, True)
+    saved.write(20, {"step": 20}, save_model, None, True)
     with pytest.raises(
         ValueError, match=r"^the canary; the last checkpoint could not be written to .*checkpoints \(full"
     ):
-        saved.end("the canary")
+        saved.end(pytest.fail, "the canary")
 
 
 def test_the_run_continues_while_a_checkpoint_is_written_and_the_next_one_waits(tmp_path, checkpoints, monkeypatch):
@@ -231,13 +231,11 @@ def test_the_run_continues_while_a_checkpoint_is_written_and_the_next_one_waits(
         whole(*given)
 
     monkeypatch.setattr(module, "write_manifest", slow)
-    saved.write(1, lambda: {"step": 1}, save_model, None, False)
+    saved.write(1, {"step": 1}, save_model, None, False)
     order.append("the run continues")
     assert steps(tmp_path) == []
     threading.Timer(0.2, may_end.set).start()
-    saved.write(
-        2, lambda: {"step": 2}, lambda folder, _: (order.append("the next one"), save_model(folder)), None, False
-    )
+    saved.write(2, {"step": 2}, lambda folder, _: (order.append("the next one"), save_model(folder)), None, False)
     assert order == ["the run continues", "written", "the next one"] and steps(tmp_path) == [1]
     assert saved.wait() and steps(tmp_path) == [1, 2]
 
@@ -245,7 +243,7 @@ def test_the_run_continues_while_a_checkpoint_is_written_and_the_next_one_waits(
 def test_after_an_error_of_the_run_a_checkpoint_is_still_written(tmp_path, checkpoints, monkeypatch):
     saved, whole = checkpoints(tmp_path), module.write_manifest
     monkeypatch.setattr(module, "write_manifest", lambda *given: (time.sleep(0.3), whole(*given)))
-    saved.write(1, lambda: {"step": 1}, save_model, None, False)
+    saved.write(1, {"step": 1}, save_model, None, False)
     saved.close()
     assert newest(checkpoints(tmp_path)) == 1
 
@@ -389,5 +387,5 @@ def test_the_checkpoint_of_another_run_is_read_until_there_is_one_of_its_own(tmp
 def test_the_same_step_is_written_anew(tmp_path, checkpoints):
     saved = checkpoints(tmp_path)
     write(saved, 1)
-    saved.write(1, lambda: {"step": 1, "again": True}, save_model, None, False)
+    saved.write(1, {"step": 1, "again": True}, save_model, None, False)
     assert saved.wait() and saved.read()["again"] is True

@@ -5,6 +5,7 @@ import re
 import shutil
 import threading
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -34,7 +35,7 @@ def save_model(folder, _=None):
 def test_a_power_cut_at_any_time_leaves_a_checkpoint_whole_or_without_its_name(saved, disk_calls):
     """Before a name changes, all that it leads to is on the disk, and after it the folder with the name."""
     disk_calls.clear()
-    saved.write(1, lambda: {"step": 1}, save_model, None, False)
+    saved.write(1, {"step": 1}, save_model, None, False)
     assert saved.wait()
     run = saved.run
     folder, partial = run / "checkpoints", run / "checkpoints" / ".step_00000001.partial"
@@ -58,7 +59,7 @@ def test_the_next_checkpoint_waits_by_name_and_its_seconds_are_a_metric(saved, m
     opened, said, save = threading.Event(), [], module.save_tensors
     monkeypatch.setattr(module, "save_tensors", lambda *given: (opened.wait(), save(*given)))
     assert saved.wait_before(1, said.append)["time/checkpoint_wait_s"] < 0.2 and said == []
-    saved.write(1, lambda: {"step": 1}, save_model, None, False)
+    saved.write(1, {"step": 1}, save_model, None, False)
     threading.Timer(0.5, opened.set).start()
     found = saved.wait_before(2, said.append)
     assert list(found) == ["time/checkpoint_wait_s"] and 0.4 < found["time/checkpoint_wait_s"] < 60
@@ -83,16 +84,17 @@ def made(tmp_path):
 
 def test_a_last_checkpoint_that_cannot_be_begun_is_an_error_with_folder_cause_and_cure(made):
     saved = made(False)
-    saved.write(1, lambda: {"step": 1}, save_model, None, False)
+    saved.write(1, {"step": 1}, save_model, None, False)
     assert saved.wait()
-    saved.write(2, lambda: {"step": 2}, full_disk, None, True)
+    save = partial(saved.write, 2, {"step": 2}, full_disk, None, True)
+    save()
     text = (
         rf"^the last checkpoint could not be written to {saved.folder} \(.*No space left on device\), nor elsewhere "
         r"\(checkpoint.fallback=null\)\. Free space .* set checkpoint.fallback .* same command again: it continues "
         rf"from {saved.folder}/step_00000001$"
     )
     with pytest.raises(ValueError, match=text):
-        saved.end()
+        saved.end(save)
     assert "could not be written" in saved.warnings[0] and len(saved.warnings) == 1
 
 
@@ -101,11 +103,12 @@ def full_disk(*_):
 
 
 def test_what_the_run_folder_does_not_take_is_written_to_the_fallback_and_read_after_it_is_moved(made):
-    saved, state = made(True), {"step": 3}
+    saved = made(True)
     saved.folder.write_text("no folder")
-    saved.write(3, lambda: state, save_model, None, True)
+    save = partial(saved.write, 3, {"step": 3}, save_model, None, True)
+    save()
     with pytest.raises(ValueError, match=r"the same command again: it continues from there") as caught:
-        saved.end()
+        saved.end(save)
     place = saved.run.parent / "else" / "where"
     [where] = place.glob("run-*/step_00000003")
     assert f"({saved.run}/checkpoints" not in str(caught.value) and f"and is in {where} " in str(caught.value)
@@ -119,16 +122,17 @@ def test_what_the_run_folder_does_not_take_is_written_to_the_fallback_and_read_a
 
 def test_a_fallback_that_is_full_too_is_named_and_left_empty(made, tmp_path):
     saved = made(True)
-    saved.write(3, lambda: {"step": 3}, full_disk, None, True)
+    save = partial(saved.write, 3, {"step": 3}, full_disk, None, True)
+    save()
     with pytest.raises(ValueError, match=r"nor elsewhere \(.*No space left on device\).* it continues from the beginn"):
-        saved.end()
+        saved.end(save)
     assert list((tmp_path / "else" / "where").iterdir()) == []
 
 
 @pytest.mark.parametrize("then", ["removed", "renamed", "replaced"])
 def test_a_run_folder_that_is_gone_is_found_at_the_next_checkpoint(made, tmp_path, then):
     saved = made(True)
-    saved.write(1, lambda: {"step": 1}, save_model, None, False)
+    saved.write(1, {"step": 1}, save_model, None, False)
     assert saved.wait()
     shutil.rmtree(saved.run) if then == "removed" else saved.run.rename(tmp_path / "other")
     if then == "replaced":
@@ -136,16 +140,17 @@ def test_a_run_folder_that_is_gone_is_found_at_the_next_checkpoint(made, tmp_pat
     with pytest.raises(
         ValueError, match=rf"{re.escape(str(saved.run))} was removed or renamed while the run .* is in "
     ):
-        saved.write(2, lambda: {"step": 2}, save_model, None, False)
+        saved.write(2, {"step": 2}, save_model, None, False)
     assert saved.run.exists() == (then == "replaced"), "nothing is made anew"
     assert [path.name for path in (tmp_path / "else" / "where").glob("run-*/step*")] == ["step_00000002"]
 
 
 def test_a_run_folder_that_is_gone_after_the_last_checkpoint_is_found_at_the_end(made, tmp_path):
     saved = made(True)
-    saved.write(1, lambda: {"step": 1}, save_model, None, True)
+    save = partial(saved.write, 1, {"step": 1}, save_model, None, True)
+    save()
     assert saved.wait()
     saved.run.rename(tmp_path / "other")
     with pytest.raises(ValueError, match="was removed or renamed"):
-        saved.end()
+        saved.end(save)
     assert len(list((tmp_path / "else" / "where").glob("run-*/step_00000001"))) == 1
