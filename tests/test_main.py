@@ -333,3 +333,8 @@ def test_the_first_mode_of_a_process_excludes_its_imports_from_garbage_collectio
     )
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert found.stdout.split() == ["True"] * 3, found.stderr
+
+
+def test_an_error_has_no_codes_of_a_terminal(say):
+    code, _, error = say("data.template='\x1b[31m[/b]'")
+    assert code == 1 and "data.template= [31m[/b]: " in error and "\x1b" not in error

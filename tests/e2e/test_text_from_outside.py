@@ -29,7 +29,7 @@ SIZES = ("warmup=none", "steps=2", "eval.every=2", "trajectories.every=1", "+rew
 def run(tiny, tmp_path):
     """Runs GRPO with a reward function and rows; returns the lines of its metrics, of its texts, and its folder."""
 
-    def fit(code, rows, *overrides, held_out="heldout"):
+    def fit(code, rows, *overrides):
         (tmp_path / "rewards.py").write_text(code)
         nodes = {}
         for name, part in (("train", rows[4:]), ("eval", rows[:4])):
@@ -38,7 +38,7 @@ def run(tiny, tmp_path):
             nodes[name] = {"_target_": "rft.data.rows.sources.FileRows", "path": str(file), "columns": {}}
             nodes[name] |= {"schema": None, "limit": None}
         config = tiny(*SIZES, f"+reward.terms.function.function={tmp_path / 'rewards.py'}:reward", *overrides)
-        config["data"] |= {"train": nodes["train"], "eval": {held_out: nodes["eval"]}}
+        config["data"] |= {"train": nodes["train"], "eval": {"heldout": nodes["eval"]}}
         Job(config).fit("")
         folder = tmp_path / "run"
         texts = [json.loads(line) for file in sorted(folder.glob("trajectories/*")) for line in file.open()]
@@ -55,6 +55,13 @@ def test_fields_of_the_data_that_the_run_has_too_are_those_of_the_functions(run)
     assert {"train", "eval/heldout"} == {row["set"] for row in texts}
     assert not any(row.keys() & {*FIELDS} - {"set"} for row in texts), "no field of the data"
     assert (folder / "report.html").is_file() and (folder / "result.json").is_file()
+
+
+def test_a_name_of_a_set_that_metrics_cannot_have_is_refused(tiny):
+    config = tiny()
+    config["data"]["eval"] = {"[/b]": config["data"]["eval"]["heldout"]}
+    with pytest.raises(ValueError, match=r"data\.eval\.\[/b\]: names of metrics have the name '\[/b\]'.*rename it"):
+        Job(config).fit("")
 
 
 NAMES = """

@@ -129,6 +129,9 @@ def test_text_from_outside_is_shown_as_it_is_and_changes_no_terminal() -> None:
         console.log(1, "[/b]", {"reward/[/b]": 1.0})
     console.stop()
     console.summary([MetricSummary("eval/[/b]", 0.1, 0.2, 0.2)], Path("run"), None, 1.0, "\x1b[31m[/i]")
+    piped = RunConsole(Console(file=(lines := io.StringIO()), width=80))
+    piped.log(1, "train", {"reward/[/b]": 1.0, "eval/[red]x[/b]/accuracy": 1.0})
+    assert lines.getvalue() == "train step 1  eval/[red]x[/b]/accuracy 1\n"
     assert " [31m[/b] of a server x\n2. [red]\n" in out.getvalue()
     assert not {"\x1b[31m", "\x9b"} & {*re.findall(r"\x1b\[31m|\x9b", out.getvalue())}
 

@@ -17,6 +17,19 @@ MODULE = "tests.reward.user_functions"
 ROW = {"answer": "a"}
 
 
+class ChangesWhatItChecks(RowTerm):
+    """Changes the rows that it gets."""
+
+    def __init__(self, key):
+        pass
+
+    def check_row(self, row):
+        row["extra_info"].clear()
+
+    def value(self, response, row):
+        return 1.0
+
+
 class Lengths(RowTerm):
     """Counts letters, in threads."""
 
@@ -51,7 +64,6 @@ def wait_for(condition):
     ("function", "workers"),
     [
         ("changes_row", "inline"),
-        ("changes_row", "process"),
         ("changes_row_async", "inline"),
         ("changes_info", "inline"),
         ("changes_columns", "inline"),
@@ -66,6 +78,17 @@ def test_a_function_that_changes_its_row_changes_it_for_no_other_call(function, 
         assert reward.score(["a", "b"], [row] * 2).total.tolist() == [4.0, 4.0]
     assert row == {"prompt": "p", "answer": "", "extra_info": {"seen": []}}
     reward.close()
+
+
+def test_a_name_of_a_term_that_metrics_cannot_have_is_refused():
+    with pytest.raises(ValueError, match=r"^reward\.terms\.a/b: names of metrics have the name 'a/b'.*rename it$"):
+        reward_of({"a/b": {"function": f"{MODULE}:ours", "weight": 1.0}}, "a/b")
+
+
+def test_a_check_that_changes_its_row_changes_no_row_of_the_run():
+    row = {"prompt": "p", "extra_info": {"seen": []}}
+    reward_of({"a": {"_target_": f"{__name__}.ChangesWhatItChecks", "weight": 1.0}}, "a").check_row(row)
+    assert row == {"prompt": "p", "extra_info": {"seen": []}}
 
 
 def test_an_awaiting_term_scores_a_response_before_the_others_are_there():

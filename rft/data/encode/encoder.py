@@ -264,6 +264,7 @@ class Encoder:
                 raise ValueError("a step is empty, and the tokenizer has no token for the separator; choose another")
             ids = ids + step + end
             ends.append(len(ids) - 1)
+        self.unknown.check({**row, "response": steps}, ids, [0.0] * len(ids))  # steps are read, and do not train
         ids = self._cut_text(ids)
         return ids, [place for place in ends if place < len(ids)]
 

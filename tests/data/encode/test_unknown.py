@@ -57,6 +57,11 @@ def test_a_score_of_an_answer_with_such_a_character_trains(caplog):
     assert not caplog.records
 
 
+def test_such_a_character_in_a_step_is_said(caplog):
+    encoder().steps({"prompt": "a"}, ["b", "c\0"], "z")
+    assert "has no token for '\\x00' (U+0000)" in caplog.text
+
+
 def test_such_a_character_that_does_not_train_is_said(caplog):
     made, row = encoder(), {"prompt": f"a{SEPARATOR}", "response": "b"}
     for _ in range(2):
