@@ -28,10 +28,10 @@ from rft.rollout.engine.expanded import check_expanded
 from rft.rollout.engine.model_folder import write_model_folder
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.engine.texts import in_order, make_completion
-from rft.rollout.engine.vllm_checks import MOST_BIASED, check_sampling, check_speculation, unloaded
+from rft.rollout.engine.vllm_checks import LOGPROBS, MOST_BIASED, check_sampling, check_speculation, unloaded
+from rft.rollout.engine.vllm_cpu import cpu_arguments
 from rft.rollout.engine.vllm_lora import KEYS, check_adapters, refused, replace_adapter, room
 from rft.rollout.engine.vllm_media import check_attention, media_arguments, vllm_prompt
-from rft.rollout.engine.vllm_memory import cache_arguments
 from rft.rollout.server.remote.rft_receiver import load_weights
 from rft.rollout.server.servable import ServableEngine
 from rft.rollout.server.server_api import ServerApi
@@ -124,16 +124,17 @@ class VLLMEngine(ServableEngine):
             "model": str(model_folder),
             "load_format": "dummy",
             "generation_config": "vllm",  # ignores the sampling options of the model
-            "logprobs_mode": "processed_logprobs",
+            "logprobs_mode": LOGPROBS,
             "distributed_executor_backend": "uni" if world.size == 1 else "external_launcher",
         }
         if not merge_lora:
             assert context.lora is not None, "`check` has refused it"
             fixed |= room(context.lora)
         arguments = media_arguments(context.media) | context.engine_args
+        if current_platform.is_cpu():
+            arguments |= cpu_arguments(model.config, arguments)
         if arguments.get("gpu_memory_utilization") is None:
-            cache = cache_arguments(model.config, arguments) if current_platform.is_cpu() else {}
-            arguments |= {"gpu_memory_utilization": SHARE} | cache
+            arguments["gpu_memory_utilization"] = SHARE
         sharing = shared_memory_of(world) if current_platform.is_cpu() else contextlib.nullcontext()
         try:
             with sharing, torch.random.fork_rng():  # vLLM seeds the generators of the process

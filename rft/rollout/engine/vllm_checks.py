@@ -5,9 +5,11 @@ from typing import Any
 from rft.errors import listed
 from rft.remote.http_client import ServerClient
 from rft.rollout.engine.sampling import Sampling
+from rft.rollout.engine.vllm_cpu import ENDS, PARTS
 
 COLDEST, HOTTEST = 0.01, 2.0  # vLLM raises a lower temperature, and refuses a higher one
 MOST_BIASED = 1024  # entries of a logit_bias that its workers on a GPU take (MAX_NUM_LOGIT_BIAS_TOKENS)
+LOGPROBS = "processed_logprobs"  # of the distribution that is drawn from
 SPECULATES = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
 
 
@@ -31,6 +33,24 @@ def check_speculation(engine_args: dict[str, Any]) -> None:
             f"rollout.engine_args.{asked[0]}: where vLLM speculates, log-probabilities are not those of what it draws; "
             "take it out"
         )
+
+
+def check_samples(client: ServerClient, config: Any) -> None:
+    """Checks that a server samples as the run trains.
+
+    Args:
+        config: of vLLM, as the server reports it.
+
+    Raises:
+        BadResponse: it reports other log-probabilities, or dies of long prompts, see `whole_prompts`.
+    """
+    mode = config["model_config"]["logprobs_mode"]
+    if mode != LOGPROBS:
+        raise client.bad_response(f"start it with --logprobs-mode {LOGPROBS}, not {mode}")
+    if config["speculative_config"] is not None:
+        raise client.bad_response("with speculative decoding it reports other log-probabilities: start it without")
+    if config["device_config"]["device"] == "cpu" and config["scheduler_config"][PARTS]:
+        raise client.bad_response(f"{ENDS}: start it with --no-enable-chunked-prefill")
 
 
 def unloaded(names: list[str]) -> str:

@@ -24,10 +24,17 @@ from rft.remote.requests import Call
 from rft.remote.server_process import LOCAL
 from rft.rollout.engine.base import EngineContext, Request
 from rft.rollout.engine.sampling import Sampling
-from rft.rollout.engine.vllm_checks import MOST_BIASED, check_loaded, check_sampling, check_speculation
+from rft.rollout.engine.vllm_checks import (
+    LOGPROBS,
+    MOST_BIASED,
+    check_loaded,
+    check_samples,
+    check_sampling,
+    check_speculation,
+)
+from rft.rollout.engine.vllm_cpu import cpu_arguments
 from rft.rollout.engine.vllm_lora import KEYS, MERGE, check_adapters, room
 from rft.rollout.engine.vllm_media import check_server, media_arguments
-from rft.rollout.engine.vllm_memory import cache_arguments
 from rft.rollout.server.engine import ServersEngine
 from rft.rollout.server.options import KEY, Servers
 from rft.rollout.server.prompt_logprobs import PROMPT_LOGPROBS, Text, TokenLogprobs
@@ -57,7 +64,7 @@ WITH_RECEIVER = f"start it with --worker-extension-cls {RECEIVER} and PYTHONPATH
 FIXED = {
     "load_format": "dummy",  # the run sends the weights
     "generation_config": "vllm",  # ignore sampling options in the model's generation config
-    "logprobs_mode": "processed_logprobs",
+    "logprobs_mode": LOGPROBS,
     "enable_scale_out": True,  # the endpoint with token ids in and out
     "disable_uvicorn_access_log": True,
     "worker_extension_cls": RECEIVER,  # receives weights through a process group
@@ -178,7 +185,7 @@ class VLLMApi:
         arguments = {"model": str(model), "host": host, "port": port, **FIXED, **self._engine_args}
         arguments["load_format"] = load_format
         if (model / CONFIG_NAME).is_file() and not torch.cuda.is_available():
-            arguments |= cache_arguments(AutoConfig.from_pretrained(model, trust_remote_code=False), self._engine_args)
+            arguments |= cpu_arguments(AutoConfig.from_pretrained(model, trust_remote_code=False), self._engine_args)
         environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
         environment["PYTHONPATH"] = python_path()
         environment |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if "enable_lora" in self._engine_args else {}
@@ -270,12 +277,7 @@ class VLLMApi:
         """Pauses, loads what the server lacks, drops cached prefixes, sets the label and resumes; new requests wait."""
         config = await self._config(client)
         model, label = config["model_config"], str(weights.version)
-        if model["logprobs_mode"] != FIXED["logprobs_mode"]:
-            raise client.bad_response(
-                f"start it with --logprobs-mode {FIXED['logprobs_mode']}, not {model['logprobs_mode']}"
-            )
-        if config["speculative_config"] is not None:
-            raise client.bad_response("with speculative decoding it reports other log-probabilities: start it without")
+        check_samples(client, config)
         if self._media is not None:
             attending = await self._workers(client, "rft_attends_ahead") if has_receiver(config) else []
             check_server(client, config, attending)

@@ -113,6 +113,20 @@ def test_a_sample_is_a_function_of_prompt_and_seed(engine):
 
 @needs_vllm
 @pytest.mark.slow
+def test_more_prompt_tokens_than_a_step_takes_change_no_sample(engine):
+    """A CPU's generators cannot take back the draw of a prompt of which a step computes a part."""
+    engine.update_weights(7, iter(model().state_dict().items()))
+    most = engine._engine.vllm_config.scheduler_config.max_num_batched_tokens
+    requests = [Request([5 + n] * 240, [n]) for n in range(most // 240 + 6)]
+    together = engine.generate(requests, PLAIN)
+    for number in (0, len(requests) // 2, len(requests) - 1):
+        [alone] = engine.generate([requests[number]], PLAIN)
+        assert [one.tokens for one in alone] == [one.tokens for one in together[number]]
+        assert off(model(), requests[number], alone[0], PLAIN) < 1e-4
+
+
+@needs_vllm
+@pytest.mark.slow
 def test_limits_and_stop_strings(engine):
     engine.update_weights(8, iter(model().state_dict().items()))
     [[short, long]] = engine.generate([Request([5, 6], [1, 2], limits=[1, 5])], PLAIN)

@@ -27,6 +27,7 @@ SERVER_INFO = {
             "worker_extension_cls": "rft_receiver.Receiver", "world_size": 1, "data_parallel_size": 1,
         },
         "device_config": {"device": "cpu"},
+        "scheduler_config": {"enable_chunked_prefill": False},
         "lora_config": None,
         "speculative_config": None,
     },

@@ -210,7 +210,11 @@ def told(lora=None, speculative=None, extension="", **changes):
     """What a server says of itself."""
     model = {"logprobs_mode": "processed_logprobs", "dtype": "torch.float32"}
     config = {"model_config": model | changes, "lora_config": lora, "speculative_config": speculative}
-    workers = {"parallel_config": {"worker_extension_cls": extension}, "device_config": {"device": "cpu"}}
+    workers = {
+        "parallel_config": {"worker_extension_cls": extension},
+        "device_config": {"device": "cpu"},
+        "scheduler_config": {"enable_chunked_prefill": False},
+    }
     return {"vllm_config": config | workers}
 
 
@@ -271,6 +275,20 @@ def test_a_server_whose_media_cannot_attend_to_later_tokens_is_given_no_weights(
         with pytest.raises(BadResponse, match=r"in A each .*set rollout=hf") if raised else suppress(BadResponse):
             asyncio.run(VLLMApi({}, MEDIA).load(peer, WEIGHTS, None, None))
         assert ("/pause?mode=abort" in peer.told) != raised
+
+
+@pytest.mark.parametrize(("device", "refused"), [("cpu", True), ("cuda", False)])
+def test_a_server_on_a_cpu_that_computes_parts_of_prompts_is_given_no_weights(device, refused):
+    said = told()
+    said["vllm_config"] |= {"device_config": {"device": device}, "scheduler_config": {"enable_chunked_prefill": True}}
+    peer = Scripted(**{INFO: said})
+    with (
+        pytest.raises(BadResponse, match=r"dies .*start it with --no-enable-chunked")
+        if refused
+        else suppress(BadResponse)
+    ):
+        asyncio.run(VLLMApi({}).load(peer, WEIGHTS, None, None))
+    assert ("/pause?mode=abort" in peer.told) != refused
 
 
 def test_a_server_that_speculates_is_given_no_weights():

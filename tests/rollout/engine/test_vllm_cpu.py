@@ -1,9 +1,9 @@
-"""What vLLM reserves for keys and values on a CPU."""
+"""What vLLM reserves for keys and values on a CPU, and how it takes prompts there."""
 
 import pytest
 from transformers import Qwen3Config
 
-from rft.rollout.engine.vllm_memory import cache_arguments, cache_bytes
+from rft.rollout.engine.vllm_cpu import cache_arguments, cache_bytes, cpu_arguments, whole_prompts
 from rft.rollout.server.vllm import VLLMApi
 
 # 2 (keys, values) x 4 bytes x 3 layers x 2 heads x 16 = 768 bytes a token
@@ -42,4 +42,25 @@ def test_a_server_on_a_cpu_reserves_what_its_model_fills(tmp_path, monkeypatch):
     for gpu, limited in ((False, True), (True, False)):
         monkeypatch.setattr("torch.cuda.is_available", lambda gpu=gpu: gpu)
         command, _ = VLLMApi({}).command("python", tmp_path, 8000)
-        assert ("--kv-cache-memory-bytes" in command) == limited
+        assert ("--kv-cache-memory-bytes" in command) == limited == ("--no-enable-chunked-prefill" in command)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"max_num_batched_tokens": 300}, {"max_num_batched_tokens": 99, "max_model_len": 99}]
+)
+def test_prompts_are_computed_whole(arguments):
+    assert whole_prompts(CONFIG, arguments) == {"enable_chunked_prefill": False}
+    assert cpu_arguments(CONFIG, arguments) == cache_arguments(CONFIG, arguments) | whole_prompts(CONFIG, arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"enable_chunked_prefill": True}, r"enable_chunked_prefill=true: on a CPU vLLM dies .*; take it out"),
+        ({"max_num_batched_tokens": 299}, r"max_num_batched_tokens=299: .* 300 tokens; set it to 300 or more"),
+        ({"max_num_batched_tokens": 98, "max_model_len": 99}, r"max_num_batched_tokens=98: .* 99 tokens; set it to 99"),
+    ],
+)
+def test_parts_of_prompts_are_refused(arguments, said):
+    with pytest.raises(ValueError, match=rf"^rollout\.engine_args\.{said}"):
+        cpu_arguments(CONFIG, arguments)
