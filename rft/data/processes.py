@@ -16,7 +16,7 @@ import torch
 from rft.logger.console import work_progress
 
 CHUNK = 1024  # rows that are read at once
-FORKED = 16_384  # rows from which on other processes take less time than it takes to start them
+FORKED = 16_384  # fewer rows take less time than it takes to start processes
 MOST = 16  # processes: each needs memory of its own
 TOKENIZERS_PARALLELISM = "TOKENIZERS_PARALLELISM"
 PR_SET_PDEATHSIG = 1

@@ -49,7 +49,15 @@ def test_the_rows_come_back_as_they_were_logged() -> None:
     assert history.values("reward/mean") == [0.3, 0.4] and history.values("none") == []
 
 
-@pytest.mark.parametrize("last", ["", '{"step": 6, "stage": "tr', '{"step": 6, "stage": "train", "lr": 1.0}'])
+@pytest.mark.parametrize(
+    "last",
+    [
+        "",
+        '{"step": 6, "stage": "tr',
+        '{"step": 6, "stage": "train", "lr": 1.',
+        '{"step": 6, "stage": "train", "lr": 1.0}',
+    ],
+)
 @pytest.mark.parametrize("other", [False, True])
 def test_stages_are_read_without_the_numbers(tmp_path: Path, other: bool, last: str) -> None:
     """Also of a file that another program has written, and of one whose last line has no end."""

@@ -245,6 +245,17 @@ def test_the_report_is_rewritten_after_an_evaluation_but_not_too_often(
     assert (tmp_path / "page.txt").read_text() == "xxx"
 
 
+def test_what_is_logged_after_a_resume_is_in_the_summary(tmp_path: Path) -> None:
+    out = io.StringIO()
+    for steps in (range(1, 5), range(3, 6)):
+        with RunLog(tmp_path, {}, console=RunConsole(Console(file=out)), report=Report(page, conclusions)) as log:
+            log.rewind(steps.start - 1)
+            for step in steps:
+                log.log(step, "train", {"reward/mean": 0.1 * step})
+    assert "4 rows" in out.getvalue() and "5 rows" in out.getvalue().partition("4 rows")[2]
+    assert [row["step"] for row in History.of(tmp_path).rows()] == [1, 2, 3, 4, 5]
+
+
 def test_without_a_report_the_summary_names_only_the_folder(tmp_path: Path) -> None:
     out = io.StringIO()
     with RunLog(tmp_path, {}, console=RunConsole(Console(file=out, width=200))):

@@ -82,7 +82,6 @@ class Lengths:
         Raises:
             ValueError: a row cannot be encoded; names it.
         """
-
         encoder = copy(self._encoder)
         encoder.answers = fates = Counter[str]()
         texts = given.build(SourceContext(SINGLE_PROCESS, 0, encoder, rows, 1, (), False)).texts

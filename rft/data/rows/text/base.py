@@ -138,6 +138,7 @@ def _opened(path: Path, identity: tuple[int, ...]) -> _Handle:
 
 
 def decoded(data: bytes, where: str) -> str:
+    """The text of bytes in UTF-8, without a byte order mark. Raises a ValueError that names the place if they are not."""
     try:
         return data.removeprefix(BYTE_ORDER_MARK).decode()
     except UnicodeDecodeError as error:
