@@ -128,15 +128,15 @@ def tokens(made: dict[str, Any]) -> list[list[int]]:
     Raises:
         ValueError: a row is refused.
     """
+    own, found = encoder(made["template"], made["train_on"]), list[Any]()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / FILE
         file.write_bytes("\n".join(made["lines"]).encode(errors="surrogatepass"))
         rows = FileRows(str(file), {}, None, None, "data.train").load(FIELDS[made["kind"]])
-    own, found = encoder(made["template"], made["train_on"]), list[Any]()
-    texts = _texts(made["kind"], SourceContext(ONE, 0, own, rows, len(rows), (), False))
-    for number, row in enumerate(rows):
-        with located(rows, number):
-            found += texts(row)
+        texts = _texts(made["kind"], SourceContext(ONE, 0, own, rows, len(rows), (), False))
+        for number in range(len(rows)):
+            with located(rows, number):
+                found += texts(rows[number])
     if made["kind"] != "prompts":
         batch = collate(found)
         weights = batch.get("token_weights", batch["response_mask"])
