@@ -56,7 +56,7 @@ def surviving(what: str, warn: Callable[[str], None]) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001 - a report, a logger or an engine may raise anything
-        warn(f"{what} failed, and the run does without: {describe(error, __file__)}")
+        warn(f"{what} failed; training does not depend on it: {describe(error, __file__)}")
 
 
 def without_code(error: Exception, key: str, reason: str) -> str:

@@ -209,7 +209,7 @@ def test_what_survives_is_a_warning_with_the_place_of_the_error():
         raise KeyboardInterrupt
     with surviving("nothing", warnings.append):
         pass
-    assert warnings[0].startswith("the report failed, and the run does without: ")
+    assert warnings[0].startswith("the report failed; training does not depend on it: ")
     assert warnings[0].endswith(": KeyError: 'page'")
     assert len(warnings) == 2 and warnings[1].endswith(": Problems: one")
 

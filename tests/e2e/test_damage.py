@@ -336,7 +336,7 @@ def test_an_error_after_the_last_step_is_a_warning_and_the_run_has_its_result(ru
     monkeypatch.setattr(EngineSampler, "close", fail)
     monkeypatch.setattr(RunConsole, "summary", fail)
     warnings = ends_well("report.html", "warnings.txt").splitlines()
-    assert [text.partition(" failed, and the run does without: ")[0] for text in warnings] == [
+    assert [text.partition(" failed; training does not depend on it: ")[0] for text in warnings] == [
         "closing the sampler", "the report", "the summary"
     ]  # fmt: skip
     assert (run / "result.json").exists()

@@ -123,4 +123,6 @@ def test_a_trace_that_cannot_be_written_is_a_warning(tmp_path):
     (tmp_path / "profile").write_text("no folder")
     with RunLog(tmp_path, {}) as log, Profiler([1], tmp_path, start("cpu"), log).step(1):
         pass
-    assert (tmp_path / "warnings.txt").read_text().startswith("profile.steps=[1] failed, and the run does without: ")
+    assert (
+        (tmp_path / "warnings.txt").read_text().startswith("profile.steps=[1] failed; training does not depend on it: ")
+    )
