@@ -138,7 +138,11 @@ def _opened(path: Path, identity: tuple[int, ...]) -> _Handle:
 
 
 def decoded(data: bytes, where: str) -> str:
-    """The text of bytes in UTF-8, without a byte order mark. Raises a ValueError that names the place if they are not."""
+    """The text of bytes in UTF-8, without a byte order mark.
+
+    Raises:
+        ValueError: they are not UTF-8; names the place.
+    """
     try:
         return data.removeprefix(BYTE_ORDER_MARK).decode()
     except UnicodeDecodeError as error:
