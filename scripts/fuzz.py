@@ -14,6 +14,8 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from random import Random
 from types import FrameType, ModuleType
 
@@ -33,11 +35,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", type=int, default=None, help="the number of an input: tries this one alone")
     chosen = parser.parse_args(arguments)
     seed = time.time_ns() % 1_000_000_007 if chosen.seed is None else chosen.seed
-    logging.disable(logging.WARNING)
-    signal.signal(signal.SIGALRM, _too_long)
     failed = 0
-    for kind in chosen.kinds or KINDS:
-        failed += try_one(kind, seed, chosen.only) if chosen.only is not None else fuzz(kind, seed, chosen.seconds)
+    with _quiet():
+        for kind in chosen.kinds or KINDS:
+            failed += try_one(kind, seed, chosen.only) if chosen.only is not None else fuzz(kind, seed, chosen.seconds)
     return 1 if failed else 0
 
 
@@ -86,6 +87,18 @@ def say(text: str) -> None:
     """Prints a line at once."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No warnings, and an alarm ends an input that takes too long."""
+    logging.disable(logging.WARNING)
+    before = signal.signal(signal.SIGALRM, _too_long)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        logging.disable(logging.NOTSET)
 
 
 def _too_long(signum: int, frame: FrameType | None) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
+from omegaconf import OmegaConf
 from rich.console import Console
 
 import rft.modes.train as module
@@ -20,7 +21,7 @@ def suffix(patch: pytest.MonkeyPatch, output_dir: str, *overrides: str, mode: Ru
     data, algorithm, seed = given.get("data", "reverse"), given.get("algorithm", "grpo"), given.get("seed", "0")
     name = given.get("name", f"{data}-{algorithm}-seed{seed}")
     config: dict[str, Any] = {"data": {"name": data}, "algorithm": {"name": algorithm}, "seed": seed, "name": name}
-    hydra = SimpleNamespace(mode=mode, overrides=SimpleNamespace(task=list(overrides)))
+    hydra = SimpleNamespace(mode=mode, overrides=SimpleNamespace(task=OmegaConf.create(list(overrides))))
     patch.setattr(HydraConfig, "initialized", lambda: True)
     patch.setattr(HydraConfig, "get", lambda: hydra)
     return sweep_suffix(config | {"output_dir": output_dir.format(name=name)})
