@@ -14,6 +14,7 @@ from rft.train.checkpoint.shards import load_tensors, reason_of
 from rft.train.checkpoint.tree import join, places
 
 STATE = "state.json"
+KINDS = {"step": int, "stage": int, "stage_step": int, "stage_done": bool, "numbers": dict}  # of plain parts
 # What a state raises that lacks a part, or has another one than the program reads.
 CONTENT_ERRORS = (LookupError, TypeError, AttributeError, AssertionError, json.JSONDecodeError, UnicodeDecodeError,
                   CheckpointException, SafetensorError)  # fmt: skip
@@ -52,7 +53,10 @@ class SavedState(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         """A part of the state, its tensors whole and on the CPU."""
         with self.reading():
-            return self._load(self._tree[key])
+            value = self._load(self._tree[key])
+            if type(value) is not KINDS.get(key, type(value)):
+                raise TypeError(f"{key} is {value!r:.60}")
+            return value
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tree)

@@ -35,6 +35,8 @@ UNREADABLE = {
     "a part that is missing": ('{"actors": {}}', "w", lambda saved: saved.fill("actors", "actor", {})),
     "a part of another kind": ('{"actors": 3}', "w", lambda saved: saved.keys_of("actors")),
     "a list in place of a mapping": ('{"actors": {"actor": []}}', "w", lambda saved: saved.fill("actors", "actor", {})),
+    "a text in place of a number": ('{"step": "3"}', "w", lambda saved: saved["step"]),
+    "a number in place of a mapping": ('{"numbers": 3}', "w", lambda saved: saved["numbers"]),
     "no mapping": ("3", "w", lambda saved: saved),
     "no JSON": ('{"step": ', "w", lambda saved: saved),
     "an unfinished text": ('"', "w", lambda saved: saved),
