@@ -55,7 +55,9 @@ class Plugin:
         self.facts = types.SimpleNamespace(**facts)
         self.function = function
         self._supplied = set(inspect.signature(function).parameters) - set(options)
-        self._parameters: dict[str, list[str]] = {}  # of the facts that have been called
+        # Once: to read a signature takes longer than most calls.
+        functions = {fact: value for fact, value in facts.items() if isinstance(value, types.FunctionType)}
+        self._parameters = {fact: list(inspect.signature(value).parameters) for fact, value in functions.items()}
 
     def __call__(self, *args: Any, **supplied: Any) -> Any:
         """Calls the function with those keyword arguments that it takes; the others are dropped."""
@@ -67,9 +69,8 @@ class Plugin:
         """Calls a fact that is a function with those options and keyword arguments that it takes."""
         function = vars(self.facts)[fact]
         known = {**supplied, **self.options}
-        if fact not in self._parameters:  # to read a signature takes longer than most calls
-            self._parameters[fact] = list(inspect.signature(function).parameters)
-        taken = {name: known[name] for name in self._parameters[fact] if name in known}
+        parameters = self._parameters.get(fact) or inspect.signature(function).parameters
+        taken = {name: known[name] for name in parameters if name in known}
         with naming(f"{fact} of {self.title}", function):
             return function(*args, **taken)
 

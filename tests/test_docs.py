@@ -298,7 +298,8 @@ def test_the_page_on_metrics_lists_what_runs_log_and_the_page_on_runs_what_one_w
         Job(config).fit("")
         rows = [json.loads(line) for line in (tmp_path / str(number) / "metrics.jsonl").read_text().splitlines()]
         logged |= {name for row in rows for name in row} - {"step", "stage"}
-    stand_for["number"] |= {*stand_for["term"], *(f"{kind}@{k}" for kind in ("pass", "maj") for k in stand_for["k"])}
+    stand_for["number"] |= {*stand_for["term"], "score", *(f"{term}/length" for term in stand_for["term"])}
+    stand_for["number"] |= {*(f"{kind}@{k}" for kind in ("pass", "maj") for k in stand_for["k"])}
 
     patterns = [
         re.sub(r"<(\w+)>", lambda found: "(?:" + "|".join(map(re.escape, stand_for[found[1]])) + ")", name)

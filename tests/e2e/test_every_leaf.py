@@ -153,6 +153,7 @@ def objects(config: dict, folder: Path) -> str:
     loaded = job.prepare(world)
     trainer, stages = job.assemble(world, loaded, folder, SilentLog())
     trainer.sampler.close()
+    trainer.checkpoints.close()  # it holds a file descriptor, whose number would differ
     return fingerprint(trainer, stages, loaded, job.sinks)
 
 
