@@ -269,11 +269,15 @@ def rank_key(name: str, value: float) -> float:
 
 
 def headline_names(names: Iterable[str]) -> list[str]:
-    """The main metrics of a run: one of each evaluation set (accuracy, or the first one) and the mean reward."""
+    """The main metrics of a run: one of each evaluation set (accuracy, or the first one) and the mean reward.
+
+    Of a source of a set it is the accuracy or the score; the further numbers of a reward term have no main one.
+    """
     names = list(names)
     sets: dict[str, str] = {}
     for name in names:
-        if name.startswith("eval/") and not name.endswith(STDERR):
+        below = name.count("/") > 2 and not name.endswith(("/accuracy", "/score"))
+        if name.startswith("eval/") and not name.endswith(STDERR) and not below:
             held = name.rpartition("/")[0]
             if held not in sets or (name.endswith("/accuracy") and not sets[held].endswith("/accuracy")):
                 sets[held] = name

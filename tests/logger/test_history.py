@@ -129,6 +129,8 @@ def test_a_folder_without_numbers_is_an_empty_history(tmp_path: Path) -> None:
 def test_headlines_are_one_metric_of_each_set_and_the_reward() -> None:
     names = ["eval/a/length", "eval/a/accuracy_stderr", "eval/a/accuracy", "eval/b/pass@4", "reward/x", "reward/mean"]
     assert headline_names(names) == ["eval/a/accuracy", "eval/b/pass@4", "reward/mean"]
+    further = ["eval/a/score", "eval/a/term/f1", "eval/a/term/time/step_s", "eval/a/odd/length", "eval/a/odd/score"]
+    assert headline_names(further) == ["eval/a/score", "eval/a/odd/score"]
 
 
 @pytest.mark.parametrize(
