@@ -3,9 +3,9 @@
 python scripts/soak.py                                  # 2,000 steps, with tools, worker processes and checkpoints
 python scripts/soak.py --steps 500 algorithm=gspo       # further overrides of the run
 
-Prints, for the first and the last part of the steps, the medians of the memory, descriptors, threads and children of the
-run, and of the files in its temporary folder and in /dev/shm. Ends with status 1 where one of them grew: memory by more than a
-twentieth, the others at all. The run's caches and pools fill up before the first part.
+Prints, for the first and the last part of the steps, the medians of the memory, descriptors, threads and children of
+the run, and of the files in its temporary folder and in /dev/shm. Ends with status 1 where one of them grew: memory by
+more than a twentieth, the others at all. The run's caches and pools fill up before the first part.
 """
 
 import argparse
