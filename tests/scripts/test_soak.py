@@ -29,7 +29,7 @@ def test_what_a_process_has_is_counted(tmp_path):
 
 
 def test_a_count_that_is_higher_in_the_last_part_grew():
-    found = [(step / 10, {"memory, MiB": 100 + step // 7 * 6, "threads": 3 + step // 8}) for step in range(11)]
+    found = [(step / 10, {"memory, MiB": 100 + step // 7 * 6, "threads": 3 + step // 7}) for step in range(11)]
     first, last = soak.part(found, 0.2, 0.5), soak.part(found, 0.7, 1)
     assert (first, last) == ({"memory, MiB": 100, "threads": 3}, {"memory, MiB": 106, "threads": 4})
     assert soak.grew("threads", 3, 4) and not soak.grew("threads", 4, 4)
