@@ -4,8 +4,9 @@ python scripts/soak.py                                  # 2,000 steps, with tool
 python scripts/soak.py --steps 500 algorithm=gspo       # further overrides of the run
 
 Prints, for the first and the last part of the steps, the smallest memory, descriptors, threads and children of the
-run, and files in its temporary folder and in /dev/shm: what a checkpoint opens for a while is no growth. Ends with status 1 where one of them grew: memory by
-more than a twentieth, the others at all. The run's caches and pools fill up before the first part.
+run, and files in its temporary folder and in /dev/shm: what a checkpoint opens for a while is no growth. Ends with
+status 1 where one of them grew: memory by more than a twentieth, the others at all. The run's caches and pools fill up
+before the first part.
 """
 
 import argparse
@@ -114,8 +115,8 @@ def last_step(metrics: Path) -> int:
 
 
 def part(found: list[tuple[float, dict[str, int]]], start: float, end: float) -> dict[str, int]:
-    """The smallest counts of the samples in a part of the run."""
-    inside = [counts for share, counts in found if start <= share <= end]
+    """The smallest counts of the samples in a part of the run; those behind the last step are in none."""
+    inside = [counts for share, counts in found if start <= share < end]
     if not inside:
         raise SystemExit("the run ended before it was watched; take more --steps")
     return {name: min(counts[name] for counts in inside) for name in inside[0]}
