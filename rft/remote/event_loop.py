@@ -51,7 +51,7 @@ class EventLoop:
             self._loop.run_until_complete(_end_tasks())
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         finally:
-            self._loop.close()  # left to the garbage collector, loops of many steps would hold their descriptors
+            self._loop.close()  # otherwise descriptors stay open until the garbage collector runs
 
 
 async def _end_tasks() -> None:

@@ -91,7 +91,7 @@ class Descriptors:
 
 @pytest.mark.slow
 def test_the_steps_of_a_run_leave_no_descriptor_open(resolved, tmp_path):
-    """Without the garbage collector, which closes what is forgotten at some step."""
+    """The garbage collector, which would close descriptors, does not run."""
     config = resolved(*SMALL, "warmup=none", "steps=5", "eval.every=0", "eval.at_start=false", name="tool_use")
     config["output_dir"] = str(tmp_path / "run")
     job, counted = Job(config), Descriptors()

@@ -111,7 +111,7 @@ def test_too_many_records_that_wait_are_dropped_the_oldest_first(tmp_path, recor
         "records wait in memory, and are written once that is possible",
         f"too many records wait in memory; those of {file} are lost",
     ]
-    assert not file.parent.exists(), "the folder of a run is not made anew"
+    assert not file.parent.exists(), "the folder of a run is not made again"
     file.parent.mkdir()
     assert records.flush() == "" and file.read_text() == "3\n4\n"
 

@@ -139,21 +139,7 @@ class Checkpoints:
         """
         self.wait()
         self._written, self._problem = step, None
-
-        def write() -> None:
-            self._write(step, state, save_model, metric, last)
-
-        self._check_folder(write)
-        write()
-
-    def _write(
-        self,
-        step: int,
-        state: dict[str, Any],
-        save_model: Callable[[Path, torch.dtype | None], None],
-        metric: float | None,
-        last: bool,
-    ) -> None:
+        self._check_folder(lambda: self.write(step, state, save_model, metric, last))
         partial = self.folder / f".{name_of(step)}.partial"
         tree, tensors = split(state)
         tensors["step"] = torch.tensor([step])  # so that there is a tensor, and each rank takes part

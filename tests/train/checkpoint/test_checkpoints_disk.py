@@ -141,7 +141,7 @@ def test_a_run_folder_that_is_gone_is_found_at_the_next_checkpoint(made, tmp_pat
         ValueError, match=rf"{re.escape(str(saved.run))} was removed or renamed while the run .* is in "
     ):
         saved.write(2, {"step": 2}, save_model, None, False)
-    assert saved.run.exists() == (then == "replaced"), "nothing is made anew"
+    assert saved.run.exists() == (then == "replaced"), "no folder is made again"
     assert [path.name for path in (tmp_path / "else" / "where").glob("run-*/step*")] == ["step_00000002"]
 
 
