@@ -11,7 +11,7 @@ No slow module is imported before the config is composed, so `--help` and `--cfg
 import os
 import re
 import sys
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import hydra
@@ -70,13 +70,14 @@ def run_job(config: DictConfig) -> float:
     redact_log_records()
     console = Console(quiet=os.environ.get("RANK", "0") != "0", markup=False)
     mode = find_mode(plain["mode"])
+    from rft.actor.loading.gguf import with_folders
     from rft.train.folder.settled import settle  # imports torch
 
     if chosen := settle(config):
         plain = resolve(config)
         for line in filter(None, chosen.values()):
             console.print(line, highlight=False, soft_wrap=True)
-    return mode(plain, console)
+    return mode(with_folders(plain, partial(console.print, highlight=False, soft_wrap=True)), console)
 
 
 def main() -> None:

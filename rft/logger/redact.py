@@ -17,8 +17,9 @@ from rft.redaction import hide
 RESOLVER = "oc.env"
 
 
-class EnvironmentText(str):
-    """A value of the config that contains the value of an environment variable.
+class ResolvedText(str):
+    """A value of the config for which the yaml has another text: one that contains that of an environment variable,
+    or the folder of a file that was converted.
 
     Attributes:
         source: the text of the yaml.
@@ -26,17 +27,17 @@ class EnvironmentText(str):
 
     source: str
 
-    def __new__(cls, value: str, source: str) -> "EnvironmentText":
+    def __new__(cls, value: str, source: str) -> "ResolvedText":
         made = super().__new__(cls, value)
         made.source = source
         return made
 
-    def __reduce__(self) -> tuple[type["EnvironmentText"], tuple[str, str]]:
-        return EnvironmentText, (str(self), self.source)
+    def __reduce__(self) -> tuple[type["ResolvedText"], tuple[str, str]]:
+        return ResolvedText, (str(self), self.source)
 
 
 def resolve(config: DictConfig) -> dict[str, Any]:
-    """Resolves a config to plain containers. Texts that an environment variable is part of are `EnvironmentText`, and
+    """Resolves a config to plain containers. Texts that an environment variable is part of are `ResolvedText`, and
     `rft.redaction` hides them and the variables from now on. A number made with `oc.decode` stays a number.
 
     Raises:
@@ -61,7 +62,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
 
 
 def public_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config as it may leave the process: the text of the yaml in the place of every `EnvironmentText`."""
+    """The config as it may leave the process: the text of the yaml in the place of every `ResolvedText`."""
     return {key: _public(value) for key, value in config.items()}
 
 
@@ -91,7 +92,7 @@ def _value(node: DictConfig | ListConfig, name: Any, text: Any, used: list[str])
 
 
 def _mark(value: Any, source: str, used: list[str]) -> Any:
-    """The value with every text in it as an `EnvironmentText` of this source."""
+    """The value with every text in it as an `ResolvedText` of this source."""
     if isinstance(value, dict):
         return {name: _mark(below, source, used) for name, below in value.items()}
     if isinstance(value, list):
@@ -99,7 +100,7 @@ def _mark(value: Any, source: str, used: list[str]) -> Any:
     if not isinstance(value, str):
         return value
     _hide(value, source, used)
-    return EnvironmentText(value, source)
+    return ResolvedText(value, source)
 
 
 def _public(value: Any) -> Any:
@@ -107,4 +108,4 @@ def _public(value: Any) -> Any:
         return {name: _public(below) for name, below in value.items()}
     if isinstance(value, list):
         return [_public(below) for below in value]
-    return value.source if isinstance(value, EnvironmentText) else value
+    return value.source if isinstance(value, ResolvedText) else value

@@ -5,6 +5,7 @@ time. Those that do not train are in no checkpoint: they are read from `actor.pa
 """
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from rft.actor.loading.backbone_names import outer_prefix
 from rft.actor.loading.drawing import Drawing
 from rft.actor.loading.dtype import loaded_dtype
 from rft.actor.loading.export import add_to_config, exported
+from rft.actor.loading.gguf import with_folders
 from rft.actor.loading.stored import StoredWeights, find_files, open_tensors
 from rft.actor.lora.adapters import Adapters
 from rft.actor.lora.stored import find_adapter, model_path
@@ -180,7 +182,7 @@ def read_policy(folder: Path, average: bool) -> SavedPolicy:
         )
     whole = read_manifest(folder)["config"]
     texts = {key: whole["data"][key] for key in ("template", "template_arguments")}
-    nodes = OmegaConf.create({key: whole[key] for key in ("actor", "strategy", "seed")} | {"data": texts})
+    nodes = OmegaConf.create({key: whole[key] for key in ("actor", "strategy", "seed", "cache")} | {"data": texts})
     config: Any = OmegaConf.to_container(nodes, resolve=True)  # variables of the environment
     for key, name in _targets(config):
         if name not in TARGETS.get(key, ()):
@@ -189,6 +191,7 @@ def read_policy(folder: Path, average: bool) -> SavedPolicy:
                 "a policy needs are made here, and no python file of a model runs; resume the run with "
                 "checkpoint.export_every=1"
             )
+    config = with_folders(config, lambda line: sys.stderr.write(f"{line}\n"))
     tokenizer = Target(config["actor"].pop("tokenizer"), "actor.tokenizer").build()
     processor = processor_of(config["actor"])
     actor, strategy = actor_of(config["actor"], POLICY), strategy_of(config["strategy"])

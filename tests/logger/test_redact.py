@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
 from rft import redaction
-from rft.logger.redact import EnvironmentText, public_config, resolve
+from rft.logger.redact import ResolvedText, public_config, resolve
 from rft.redaction import hide, redact, redact_log_records, redact_tracebacks
 from rft.registry import convert
 
@@ -116,8 +116,8 @@ def test_a_file_of_public_values_resolves_to_the_same_run(config):
 def test_a_value_keeps_its_origin_where_it_is_copied(config):
     key = resolve(config)["key"]
     for other in (copy.deepcopy(key), pickle.loads(pickle.dumps(key)), convert(key, str, "key")):
-        assert (other, type(other), other.source) == (SECRET, EnvironmentText, "${oc.env:RFT_T_SECRET}")
-    assert convert(EnvironmentText("a", ""), Literal["a", "b"], "key") == "a"
+        assert (other, type(other), other.source) == (SECRET, ResolvedText, "${oc.env:RFT_T_SECRET}")
+    assert convert(ResolvedText("a", ""), Literal["a", "b"], "key") == "a"
 
 
 def test_messages_have_the_name_of_the_variable(config):
