@@ -119,6 +119,11 @@ SUITES = {
             "tests/strategy/offload",
         )
     ),
+    # A step of each command of the recipe with a model of 135 million parameters, from a GGUF file.
+    "smollm2": Suite(
+        ("recipes/smollm2", "rft/actor/loading/gguf.py", "tests/e2e/test_recipes_smollm2.py"),
+        ("gguf", "peft"),
+    ),
     # Sections of the benchmark; those of a step and of log-probabilities are in the slow tests of every run.
     "benchmark": Suite(("scripts/benchmark.py", "scripts/bench", "tests/scripts/test_benchmark.py")),
     # The chat templates of TRL, and environments of other frameworks: each with its package.

@@ -36,6 +36,11 @@ suite_strategy() {
   pytest -n 0 -m suite tests/strategy/test_fsdp2_compile.py tests/strategy/offload/test_parameters.py
 }
 
+suite_smollm2() {
+  python recipes/smollm2/prepare_smollm2.py "$work/smollm2"
+  RFT_CACHE="$work/smollm2" RFT_SMOLLM2=$(echo "$work"/smollm2/*.gguf) pytest -n 0 -m suite tests/e2e/test_recipes_smollm2.py
+}
+
 suite_benchmark() {
   pytest -n 0 -m suite tests/scripts/test_benchmark.py
 }

@@ -19,6 +19,7 @@ from rft.reward.rules.gsm8k import gold_number, marked_number
 from rft.setup.assembly import Job
 from tests.e2e.test_recipes_agents import AGENTS
 from tests.e2e.test_recipes_media import WITH_MEDIA
+from tests.e2e.test_recipes_smollm2 import RUNS as SMOLLM2
 
 ROOT = Path(rft.__file__).parent.parent
 RECIPES = ROOT / "recipes"
@@ -71,10 +72,11 @@ def test_gsm8k_for_a_cpu_composes(overrides, resolved, monkeypatch):
 
 
 def test_every_recipe_is_covered_here():
-    """Those with media by test_recipes_media.py, those with episodes by test_recipes_agents.py."""
+    """Here, or in the file of recipes with media, of those with episodes, or of SmolLM2."""
     assert {str(path.relative_to(RECIPES)) for path in RECIPES.glob("*/*.yaml")} == {
         "own_loss/run.yaml", "gsm8k/run.yaml", "gsm8k/cpu.yaml", *(f"gsm8k/{stage}.yaml" for stage in STAGES),
         *(f"{recipe}/{name}.yaml" for recipe, names in {**WITH_MEDIA, **AGENTS}.items() for name in names),
+        *(f"smollm2/{name}.yaml" for name in SMOLLM2),
     }  # fmt: skip
 
 

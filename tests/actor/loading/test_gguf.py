@@ -174,8 +174,9 @@ def test_a_run_trains_the_model_of_a_file_and_continues(file, tmp_path):
     """`config.yaml` names the file, from which the second command loads the reference again."""
     command = [
         sys.executable, "-m", "rft.main", "actor=hf", f"actor.path={file}", f"cache={tmp_path / 'cache'}",
-        "data.template=none", f"output_dir={tmp_path / 'run'}", "batch.prompts=2", "algorithm.group_size=2", "rollout.max_new_tokens=4",
-        "data.train.count=8", "data.eval.heldout.count=2", "algorithm/terms=[kl]", "actor.optimizer.lr=1e-3",
+        "data.template=none", f"output_dir={tmp_path / 'run'}", "batch.prompts=2", "algorithm.group_size=2",
+        "rollout.max_new_tokens=4", "data.train.count=8", "data.eval.heldout.count=2", "algorithm/terms=[kl]",
+        "actor.optimizer.lr=1e-3",
     ]  # fmt: skip
     first = subprocess.run([*command, "steps=1"], capture_output=True, text=True, timeout=SOON_S)
     assert first.returncode == 0, first.stderr
