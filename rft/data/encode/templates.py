@@ -15,6 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from rft.data.rows.text.base import read_text
 from rft.data.strict_json import value_of
 from rft.registry import did_you_mean
+from rft.sanitize import one_line
 
 if TYPE_CHECKING:  # worker processes of reward rules start without transformers
     from transformers import PreTrainedTokenizerBase
@@ -135,8 +136,8 @@ class ChatTemplate:
         except (TemplateError, TypeError, ValueError) as error:
             roles = ", ".join(message["role"] for message in messages)
             raise ValueError(
-                f"data.template={self.name} cannot render a conversation of {roles}: {error}; correct the row or "
-                "choose another data.template"
+                f"data.template={self.name} cannot render a conversation of {one_line(roles)}: {one_line(str(error))}; "
+                "correct the row or choose another data.template"
             ) from error
 
     def schemas(self, tools: Any, what: str) -> list[dict[str, Any]]:

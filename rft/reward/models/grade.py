@@ -1,5 +1,6 @@
 """The question about one response, and the number in a judge's text."""
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -38,7 +39,8 @@ class Grade:
         verdict = last_group(text, self._pattern) or ""
         if verdict in self._scores:
             return self._scores[verdict]
-        return float(verdict) if re.fullmatch(r"-?\d+(\.\d+)?", verdict) else self._unparsed
+        number = float(verdict) if re.fullmatch(r"-?\d+(\.\d+)?", verdict) else math.inf
+        return number if math.isfinite(number) else self._unparsed
 
 
 def about_one(node: Mapping[str, Any], key: str) -> Question:

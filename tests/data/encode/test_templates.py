@@ -161,6 +161,15 @@ def test_a_system_message_without_a_turn_stands_in_the_first_question_for_good(n
         template.render([TWO[0], SYSTEM], None, True)
 
 
+def test_a_role_of_several_lines_is_one_line_in_the_message():
+    with pytest.raises(
+        ValueError, match=r"a conversation of ``` \[red\], user: no ``` \[red\]; correct the row"
+    ) as raised:
+        template = "{{ raise_exception('no ' + messages[0].role) }}"
+        ChatTemplate(tokenizer(template), "chat").render([{"role": "```\n[red]", "content": ""}, TWO[0]], None, True)
+    assert "\n" not in str(raised.value)
+
+
 def test_chatml_writes_tools_as_qwen_does():
     own = ChatTemplate(tokenizer(chats.QWEN25), "chat")
     made = ChatTemplate(tokenizer(chats.QWEN25), "chatml")

@@ -85,6 +85,7 @@ def test_what_it_writes_is_what_transformers_writes_greedily(judge):
         ("verdict: 7.5 of 10", 7.5),
         ("Yes", -1.0),
         ("verdict: maybe", -1.0),
+        (f"verdict: {'9' * 400}", -1.0),  # no finite number
         ("", -1.0),
     ],
 )
