@@ -163,7 +163,7 @@ def test_a_system_message_without_a_turn_stands_in_the_first_question_for_good(n
 
 def test_a_role_of_several_lines_is_one_line_in_the_message():
     made = tokenizer(chats.CHATML)
-    made.chat_template = "{{ raise_exception('no ' + messages[0].role) }}"
+    made.chat_template = chats.CHATML + "{{ raise_exception('no ' + messages[0].role) if '`' in messages[0].role }}"
     with pytest.raises(ValueError, match=r"a conversation of ``` \[red\], user: no ``` \[red\]; correct the") as raised:
         ChatTemplate(made, "chat").render([{"role": "```\n[red]", "content": ""}, TWO[0]], None, True)
     assert "\n" not in str(raised.value)
