@@ -24,6 +24,7 @@ from conversion.verl import CONFIG, read_shards
 from rft.actor.lora.stored import read_options
 from rft.strategy.base import DTYPES
 
+# The types of llama.cpp that the package gguf writes.
 GGUF_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 
 

@@ -50,18 +50,9 @@ ASSUMED = {  # what llama.cpp computes for these families, whatever a config say
     "mlp_only_layers": [],
     "decoder_sparse_step": 1,
 }
-F32, F16, Q8_0 = GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.Q8_0
-TYPES = {
-    "f32": (F32, LlamaFileType.ALL_F32),
-    "f16": (F16, LlamaFileType.MOSTLY_F16),
-    "bf16": (GGMLQuantizationType.BF16, LlamaFileType.MOSTLY_BF16),
-    "q8_0": (Q8_0, LlamaFileType.MOSTLY_Q8_0),
-    "q5_1": (GGMLQuantizationType.Q5_1, LlamaFileType.MOSTLY_Q5_1),
-    "q5_0": (GGMLQuantizationType.Q5_0, LlamaFileType.MOSTLY_Q5_0),
-    "q4_1": (GGMLQuantizationType.Q4_1, LlamaFileType.MOSTLY_Q4_1),
-    "q4_0": (GGMLQuantizationType.Q4_0, LlamaFileType.MOSTLY_Q4_0),
-}
-FEW_BITS = ("q5_1", "q5_0", "q4_1", "q4_0")
+F32, F16, BF16 = GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16
+Q8_0 = GGMLQuantizationType.Q8_0
+FEW_BITS = {GGMLQuantizationType[name] for name in ("Q5_1", "Q5_0", "Q4_1", "Q4_0")}
 LARGEST = float(np.finfo(np.float16).max)  # of numbers in float16, in which blocks have their scales, too
 ROUTER = "ffn_gate_inp.weight"
 
@@ -95,7 +86,7 @@ class Entry:
             ValueError: some are not finite, or too large for the type.
         """
         tensor = self.read().float()
-        bound = LARGEST if self.kind not in (F32, GGMLQuantizationType.BF16) else torch.finfo(torch.float32).max
+        bound = torch.finfo(torch.float32).max if self.kind in (F32, BF16) else LARGEST
         if not (largest := float(tensor.abs().max())) <= bound:
             raise ValueError(
                 f"{self.name} has a number of {largest}, and {self.kind.name.lower()} holds up to {bound:g}; "
@@ -105,14 +96,16 @@ class Entry:
 
 
 def write_gguf(folder: Path, out: Path, type_name: str) -> list[str]:
-    """Writes a causal language model and its tokenizer. CPU memory: the largest tensor in float32, and as it is written.
+    """Writes a causal language model and its tokenizer.
+
+    CPU memory: the largest tensor in float32, and as it is written.
 
     Args:
         folder: with the config, the weights and the tokenizer.
         out: the file to make.
-        type_name: a key in `TYPES`, of the matrices. Norms, biases and routers are written in float32. Rows that are no
-            multiple of a block are written in float16. With 4 or 5 bits the output matrix, or the embedding that is
-            tied to it, is written in q8_0.
+        type_name: of the matrices, such as q8_0. Norms, biases and routers are written in f32. Rows that are no
+            multiple of a block are written in f16. With 4 or 5 bits the output matrix, or the embedding that is tied
+            to it, is written in q8_0.
 
     Returns:
         What the file has otherwise than the folder, a sentence each.
@@ -128,12 +121,12 @@ def write_gguf(folder: Path, out: Path, type_name: str) -> list[str]:
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     _check_config(config, folder)
     with new_file(out) as file, _stored(config, folder) as weights:
-        entries, notes = _entries(config, weights, type_name)
+        entries, notes = _entries(config, weights, GGMLQuantizationType[type_name.upper()])
         writer = GGUFWriter(file, MODEL_ARCH_NAMES[FAMILIES[config.model_type]])
         _add_sizes(writer, config)
         writer.add_type("model")
         writer.add_name(out.stem)
-        writer.add_file_type(TYPES[type_name][1])
+        writer.add_file_type(LlamaFileType[f"{'ALL' if type_name == 'f32' else 'MOSTLY'}_{type_name.upper()}"])
         writer.add_quantization_version(GGML_QUANT_VERSION)
         notes += add_tokenizer(writer, folder, config.vocab_size)
         for entry in entries:
@@ -200,28 +193,27 @@ def _stored(config: PretrainedConfig, folder: Path) -> Iterator[StoredWeights]:
         yield weights
 
 
-def _entries(config: PretrainedConfig, weights: StoredWeights, type_name: str) -> tuple[list[Entry], list[str]]:
+def _entries(
+    config: PretrainedConfig, weights: StoredWeights, kind: GGMLQuantizationType
+) -> tuple[list[Entry], list[str]]:
     """The tensors of the file in its order, and what is to be said of their types."""
-    arch = FAMILIES[config.model_type]
-    names = get_tensor_name_map(arch, config.num_hidden_layers)
-    tied = bool(config.tie_word_embeddings)
-    entries, fallen = [], []
+    names = get_tensor_name_map(FAMILIES[config.model_type], config.num_hidden_layers)
+    output = "token_embd.weight" if config.tie_word_embeddings else "output.weight"
+    entries, unfit = [], []
     for name, (shape, read) in _tensors(config, weights).items():
-        if tied and name == "lm_head.weight":
-            continue
         place = names.get_name(name, (".weight", ".bias"))
         assert place is not None, f"gguf has no name for {name} of a {config.model_type}"
-        wanted = TYPES[type_name][0]
-        if type_name in FEW_BITS and place == ("token_embd.weight" if tied else "output.weight"):
-            wanted = Q8_0
+        if config.tie_word_embeddings and place == "output.weight":
+            continue
+        written = Q8_0 if place == output and kind in FEW_BITS else kind
         if len(shape) == 1 or place.endswith(ROUTER):
-            wanted = F32
-        elif shape[-1] % GGML_QUANT_SIZES[wanted][0]:
-            wanted = F16
-            fallen.append(place)
-        entries.append(Entry(place, shape, wanted, read))
-    block = GGML_QUANT_SIZES[TYPES[type_name][0]][0]
-    notes = [f"{listed(fallen)}: rows are no multiple of {block}, so they are written in f16"] if fallen else []
+            written = F32
+        elif shape[-1] % GGML_QUANT_SIZES[written][0]:
+            written = F16
+            unfit.append(place)
+        entries.append(Entry(place, shape, written, read))
+    block = GGML_QUANT_SIZES[kind][0]
+    notes = [f"rows of {listed(unfit)} are no multiple of {block} and are written in f16"] if unfit else []
     return entries, notes
 
 
@@ -257,7 +249,7 @@ def _read(weights: StoredWeights, name: str) -> Tensor:
 
 
 def _half(read: Callable[[], Tensor], number: int) -> Tensor:
-    """The gate or the rows above it of the experts."""
+    """The gates of all experts, or what they gate."""
     return read().chunk(2, dim=1)[number]
 
 
@@ -294,7 +286,7 @@ def _add_sizes(writer: GGUFWriter, config: PretrainedConfig) -> None:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_dimension_count(head_dim)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    if "num_experts" in options:
+    if "moe_intermediate_size" in options:
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)

@@ -12,11 +12,16 @@ LLAMA3 = (
     r"|\s+(?!\S)|\s+"
 )
 QWEN2 = LLAMA3.replace("{1,3}", "")
-GPT2_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}  # split by the expression of GPT-2
+GPT2_BYTES: dict[str, Any] = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "use_regex": True,
+}  # split by the expression of GPT-2
 BYTES = GPT2_BYTES | {"use_regex": False}
 DIGITS = {"type": "Digits", "individual_digits": True}
-SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
-SPLITS = {  # by llama.cpp's name: the pre-tokenizer, and whether a piece that is a token is not merged at all
+SPLIT: dict[str, Any] = {"type": "Split", "behavior": "Isolated", "invert": False}
+# By llama.cpp's name: the pre-tokenizer, and whether a piece that is a token is not merged at all.
+SPLITS: dict[str, tuple[list[dict[str, Any]], bool]] = {
     "gpt-2": ([GPT2_BYTES], False),
     "smollm": ([DIGITS, GPT2_BYTES], False),
     "qwen2": ([SPLIT | {"pattern": {"Regex": QWEN2}}, BYTES], False),
@@ -98,7 +103,7 @@ def _split_name(stated: dict[str, Any], folder: Path) -> str:
     if name is None:
         raise ValueError(
             f"{folder}: the tokenizer splits text by {json.dumps(splitter)} (ignore_merges={model['ignore_merges']}), "
-            f"which is none of {', '.join(SPLITS.values())}; choose a model with one of these"
+            f"which is none of {', '.join(SPLITS)}; choose a model with one of these"
         )
     return name
 

@@ -1,0 +1,390 @@
+"""A model folder becomes a GGUF file that transformers reads as the same model and tokenizer."""
+
+import json
+import math
+import re
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGUFReader, TokenType, dequantize
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
+
+from rft.data.encode.tokenizer import characters
+from rft.setup.assembly import Job
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import convert  # noqa: E402
+from conversion.gguf import FAMILIES, _permute, _rope_factors  # noqa: E402
+from conversion.gguf_tokenizer import LLAMA3, QWEN2, SPLITS  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SIZES = {
+    "vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": None, "eos_token_id": 0,
+}  # fmt: skip
+MODELS = {  # sizes of heads and experts that the reader of transformers does not take from a file are its defaults
+    "llama": {},
+    "mistral": {"sliding_window": None, "head_dim": 16, "rms_norm_eps": 1e-5},
+    "qwen2": {"tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+    "qwen3": {"head_dim": 128},
+    "qwen3_moe": {
+        "head_dim": 16, "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 768, "norm_topk_prob": True
+    },
+}  # fmt: skip
+MERGES = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("1", "2"), ("12", "3"), ("123", "4"), ("Ġ", "Ġ"), ("ð", "Ł")]
+HARD = [
+    "the  the 12345678 1,234.5\n\n\t the", "   12", "don't WE'LL", "é 🙂🇩🇪 日本語 ½²٣", "<|turn|>user\nhi<eos>\n ", "",
+    " ", "\u00a0\u2003z\r\n", "x" * 30, "<note>the</note>",
+]  # fmt: skip
+TEMPLATE = "{% for m in messages %}<|turn|>{{ m.role }}\n{{ m.content }}<eos>{% endfor %}"
+GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+
+def split(pattern):
+    """The pre-tokenizer of an expression, before that of bytes."""
+    bytes_alone = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), bytes_alone])
+
+
+def byte_level(splitter=GPT2, ignore_merges=False, normalizer=None, more=0, **options):
+    """A small byte-level BPE of three special tokens, one that is not special, and `more` of these."""
+    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in MERGES)]
+    vocabulary = {piece: number + 3 for number, piece in enumerate(pieces)}
+    tokens = {"<eos>": 0, "<|turn|>": 1, "<pad>": 2}
+    tokenizer = Tokenizer(models.BPE(vocabulary | tokens, MERGES, ignore_merges=ignore_merges))
+    tokenizer.pre_tokenizer, tokenizer.decoder = splitter, decoders.ByteLevel()
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>", clean_up_tokenization_spaces=False, **options
+    )
+    made.add_special_tokens({"additional_special_tokens": ["<|turn|>"]})
+    made.add_tokens(["<note>", *(f"<{number}>" for number in range(more))])
+    made.chat_template = TEMPLATE
+    return made
+
+
+def save(folder, family="llama", tokenizer=None, dtype=torch.float32, **changes):
+    """A model of random numbers, none of them 0 or 1, and a tokenizer in a folder."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **(SIZES | MODELS[family] | changes))
+    model = AutoModelForCausalLM.from_config(config)
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, mean=0.5 if weight.ndim == 1 else 0.0, std=0.3)
+    model = model.to(dtype)
+    model.save_pretrained(folder)
+    (byte_level() if tokenizer is None else tokenizer).save_pretrained(folder)
+    return model.eval()
+
+
+@pytest.fixture
+def run(run_script):
+    """Runs the section `to-gguf`; see `run_script`."""
+    return partial(run_script, convert.main, "to-gguf")
+
+
+def read(file):
+    """The tensors of a file, with their types, and its fields."""
+    reader = GGUFReader(file)
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    return tensors, {name: field.contents() for name, field in reader.fields.items()}
+
+
+# Weights
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_transformers_reads_the_same_model(family, dtype, run, tmp_path):
+    save(tmp_path / "model", family, dtype=dtype)
+    assert run(tmp_path / "model", "--out", tmp_path / "out.gguf", "--type", "f32")[0] == 0
+    found = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="out.gguf", dtype=torch.float32)
+    expected = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    weights = found.state_dict()
+    assert weights.keys() == expected.state_dict().keys()
+    assert all(torch.equal(weights[name], tensor) for name, tensor in expected.state_dict().items())
+    tokens = torch.arange(40).view(1, -1)  # logits depend on the options, too
+    assert torch.equal(found(tokens).logits, expected(tokens).logits)
+    assert found.config.max_position_embeddings == 128
+
+
+def test_rows_of_a_llama_are_in_the_order_of_its_rotation():
+    rows = torch.arange(8)  # two heads of four: row 0 turns with row 2, row 1 with row 3
+    assert _permute(lambda: rows, 2).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+    assert _permute(lambda: torch.stack([rows, -rows], 1), 1)[:, 1].tolist() == [0, -4, -1, -5, -2, -6, -3, -7]
+
+
+def test_frequencies_of_llama3_are_divided(run, tmp_path):
+    rope = {
+        "rope_type": "llama3", "rope_theta": 125.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }  # fmt: skip
+    config = AutoConfig.for_model("llama", hidden_size=24, num_attention_heads=4, rope_parameters=rope)  # 6 a head
+    length = 2 * math.pi * 5  # of the wave of the second frequency, 1/5; the others are 2 pi and 50 pi
+    smooth = (64 / length - 1) / (4 - 1)
+    expected = [1.0, 1 / ((1 - smooth) / 8 + smooth), 8.0]
+    assert _rope_factors(config).tolist() == pytest.approx(expected, rel=1e-6)
+    save(tmp_path / "model", rope_parameters=rope)
+    assert run(tmp_path / "model", "--out", tmp_path / "out.gguf") == (0, "")
+    factors = read(tmp_path / "out.gguf")[0]["rope_freqs.weight"]
+    assert factors.data.shape == (4,) and factors.tensor_type.name == "F32"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kind", convert.GGUF_TYPES)
+def test_types(kind, tied, run, tmp_path):
+    model = save(tmp_path / "model", "qwen3_moe", tie_word_embeddings=tied, moe_intermediate_size=48)
+    code, said = run(tmp_path / "model", "--out", tmp_path / "out.gguf", "--type", kind)
+    tensors, fields = read(tmp_path / "out.gguf")
+    types = {name: tensor.tensor_type.name for name, tensor in tensors.items()}
+    few, blocks = kind[:2] in ("q4", "q5"), kind.startswith("q")
+    expected = dict.fromkeys(types, kind.upper())
+    for name in types:
+        if "norm" in name or name == "blk.0.ffn_gate_inp.weight":
+            expected[name] = "F32"
+        elif name == "blk.0.ffn_down_exps.weight" and blocks:  # rows of 48
+            expected[name] = "F16"
+    output = "token_embd.weight" if tied else "output.weight"
+    expected[output] = "Q8_0" if few else kind.upper()
+    assert types == expected and ("output.weight" in types) is not tied
+    note = "note: rows of blk.0.ffn_down_exps.weight are no multiple of 32 and are written in f16\n"
+    assert (code, said) == (0, note if blocks else "")
+    assert fields["general.file_type"] == {
+        "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "bf16": 32
+    }[kind]  # fmt: skip
+    experts = model.state_dict()["model.layers.0.mlp.experts.gate_up_proj"]
+    for name, exact in (("gate", experts[:, :48]), ("up", experts[:, 48:])):
+        tensor = tensors[f"blk.0.ffn_{name}_exps.weight"]
+        error = np.abs(dequantize(tensor.data, tensor.tensor_type) - exact.numpy())
+        largest = np.abs(exact.numpy()).max(-1, keepdims=True)  # a row is one block of 32
+        # half a step, and the rounding of the scale to float16; a step is at most this part of the largest number
+        steps = {"f32": 0.0, "f16": 2**-10, "bf16": 2**-7, "q8_0": 1 / 127}.get(kind, 2 / (15 if "4" in kind else 31))
+        assert (error <= largest * steps * (1.2 if few else 0.6)).all()
+
+
+def test_numbers_that_a_type_cannot_hold(run, tmp_path):
+    model = save(tmp_path / "model")
+    model.model.layers[0].mlp.up_proj.weight.data[3, 4] = 70000.0
+    model.save_pretrained(tmp_path / "model")
+    code, error = run(tmp_path / "model", "--out", tmp_path / "out.gguf", "--type", "f16")
+    assert code == 1 and "blk.0.ffn_up.weight has a number of 70000.0, and f16 holds up to 65504" in error
+    assert not (tmp_path / "out.gguf").exists()
+    assert run(tmp_path / "model", "--out", tmp_path / "out.gguf", "--type", "bf16") == (0, "")
+    model.model.norm.weight.data[0] = math.nan
+    model.save_pretrained(tmp_path / "model")
+    code, error = run(tmp_path / "model", "--out", tmp_path / "nan.gguf", "--type", "f32")
+    assert code == 1 and "output_norm.weight has a number of nan" in error
+
+
+# Tokenizers
+
+SPLITTERS = {
+    "gpt-2": {},
+    "smollm": {"splitter": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), GPT2])},
+    "qwen2": {"splitter": split(QWEN2), "normalizer": normalizers.NFC()},
+    "smaug-bpe": {"splitter": split(LLAMA3)},
+    "llama-bpe": {"splitter": split(LLAMA3), "ignore_merges": True},
+}
+NFC = "note: the tokenizer composes Unicode (NFC), llama.cpp does not; decomposed text gets other tokens\n"
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_transformers_reads_the_same_tokenizer(name, run, tmp_path):
+    tokenizer = byte_level(**SPLITTERS[name])
+    save(tmp_path / "model", tokenizer=tokenizer)
+    expected = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert expected.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+    assert run(tmp_path / "model", "--out", tmp_path / "out.gguf") == (0, NFC if name == "qwen2" else "")
+    _, fields = read(tmp_path / "out.gguf")
+    assert fields["tokenizer.ggml.pre"] == name
+    found = AutoTokenizer.from_pretrained(tmp_path, gguf_file="out.gguf")
+    hard = [text for text in HARD if name != "smollm" or not re.search(r"\d", text)]  # transformers splits no digits
+    assert [found(text).input_ids for text in hard] == [expected(text).input_ids for text in hard]
+    assert found.chat_template == TEMPLATE
+    assert (found.eos_token, found.pad_token, found.bos_token) == ("<eos>", "<pad>", None)
+
+
+def test_rows_without_a_token_are_unused(run, tmp_path):
+    tokenizer = byte_level()
+    save(tmp_path / "model", tokenizer=tokenizer)
+    run(tmp_path / "model", "--out", tmp_path / "out.gguf")
+    _, fields = read(tmp_path / "out.gguf")
+    texts, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
+    assert len(texts) == len(types) == 300 and len(tokenizer) == 268
+    assert texts[:3] == ["<eos>", "<|turn|>", "<pad>"] and types[:4] == [TokenType.CONTROL] * 3 + [TokenType.NORMAL]
+    assert (texts[267], types[267]) == ("<note>", TokenType.USER_DEFINED)
+    assert texts[268:] == [f"[PAD{number}]" for number in range(268, 300)]
+    assert set(types[268:]) == {TokenType.UNUSED}
+    assert fields["tokenizer.ggml.merges"] == [" ".join(pair) for pair in MERGES]
+
+
+@pytest.mark.parametrize("single", ["<|turn|> $A", "$A <eos>", "<|turn|> $A <eos>"])
+def test_tokens_around_a_text(single, run, tmp_path):
+    tokenizer = byte_level(bos_token="<|turn|>")
+    around = processors.TemplateProcessing(single=single, special_tokens=[("<|turn|>", 1), ("<eos>", 0)])
+    tokenizer.backend_tokenizer.post_processor = around
+    save(tmp_path / "model", tokenizer=tokenizer)
+    assert run(tmp_path / "model", "--out", tmp_path / "out.gguf") == (0, "")
+    _, fields = read(tmp_path / "out.gguf")
+    assert fields["tokenizer.ggml.add_bos_token"] is single.startswith("<|turn|>")
+    assert fields["tokenizer.ggml.add_eos_token"] is single.endswith("<eos>")
+    assert fields["tokenizer.ggml.bos_token_id"] == 1
+
+
+def test_every_token_that_ends_a_text_is_named(run, tmp_path):
+    save(tmp_path / "model")
+    GenerationConfig(eos_token_id=[5, 0, 7, 9]).save_pretrained(tmp_path / "model")
+    code, said = run(tmp_path / "model", "--out", tmp_path / "out.gguf")
+    left = byte_level().convert_ids_to_tokens(9)
+    assert (code, said) == (0, f"note: a file has three tokens that end a text; left out: {left}\n")
+    _, fields = read(tmp_path / "out.gguf")
+    assert [fields[f"tokenizer.ggml.{name}_token_id"] for name in ("eos", "eot", "eom")] == [0, 5, 7]
+
+
+def test_templates_with_names_and_none(run, tmp_path):
+    tokenizer = byte_level()
+    tokenizer.chat_template = {"default": TEMPLATE, "tools": "{{ tools }}"}
+    save(tmp_path / "model", tokenizer=tokenizer)
+    assert run(tmp_path / "model", "--out", tmp_path / "two.gguf") == (0, "")
+    _, fields = read(tmp_path / "two.gguf")
+    assert fields["tokenizer.chat_template"] == TEMPLATE and fields["tokenizer.chat_template.tools"] == "{{ tools }}"
+    tokenizer.chat_template = None
+    save(tmp_path / "none", tokenizer=tokenizer)
+    code, said = run(tmp_path / "none", "--out", tmp_path / "none.gguf")
+    assert code == 0 and said.startswith("note: the tokenizer has no chat template; llama.cpp takes one of its own")
+
+
+def stripping():
+    tokenizer = byte_level()
+    tokenizer.add_tokens([AddedToken("<mask>", lstrip=True)])
+    return tokenizer
+
+
+def between():
+    tokenizer = byte_level()
+    around = processors.TemplateProcessing(single="<|turn|> $A", special_tokens=[("<|turn|>", 1)])
+    tokenizer.backend_tokenizer.post_processor = around
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "message"),
+    [
+        (characters(alphabet="abc"), "the tokenizer is a WordLevel; GGUF files are written with byte-level BPE"),
+        (byte_level(normalizer=normalizers.Lowercase()), "has the normalizer Lowercase, which llama.cpp does not know"),
+        (byte_level(split(r"\w+")), "which is none of gpt-2, smollm, qwen2, smaug-bpe, llama-bpe"),
+        (byte_level(ignore_merges=True), "(ignore_merges=True), which is none of"),
+        (stripping(), "the token '<mask>' has lstrip, which llama.cpp does not know"),
+        (between(), "and llama.cpp adds only bos and eos to"),
+        (byte_level(more=40), "the token '<39>' has the id 307, and the model 300 embeddings"),
+    ],
+)
+def test_a_tokenizer_that_llama_cpp_does_not_have(tokenizer, message, run, tmp_path):
+    save(tmp_path / "model", tokenizer=tokenizer)
+    code, error = run(tmp_path / "model", "--out", tmp_path / "out.gguf")
+    assert code == 1 and message in error and str(tmp_path / "model") in error
+    assert not (tmp_path / "out.gguf").exists()
+
+
+# Folders
+
+
+def unending(folder):
+    tokenizer = byte_level()
+    tokenizer.eos_token = None
+    save(folder, tokenizer=tokenizer)
+
+
+def without(*names):
+    """A model folder without some files."""
+
+    def make(folder):
+        save(folder)
+        for name in names:
+            (folder / name).unlink()
+
+    return make
+
+
+def smaller(folder):
+    save(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
+
+
+def scorer(folder):
+    save(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaForSequenceClassification"]}))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (without("config.json"), "has no config.json; name a model folder: the actor/ of a checkpoint, or what"),
+        (without("model.safetensors"), "has no weights (*.safetensors), or quantized ones"),
+        (without("tokenizer.json", "tokenizer_config.json"), "no tokenizer can be read"),
+        (smaller, "the weights lack model.layers.1."),
+        (scorer, "config.json has the architecture LlamaForSequenceClassification; only causal language models"),
+        (unending, "the tokenizer has no eos_token; name the one that ends a text in its config"),
+        (partial(save, family="llama", attention_bias=True), "has attention_bias=True; GGUF files of this family mean"),
+        (partial(save, family="qwen3_moe", norm_topk_prob=False), "has norm_topk_prob=False"),
+        (partial(save, family="mistral", sliding_window=64), "set max_position_embeddings=64 there if no text is"),
+        (partial(save, rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}), "rope_type=linear"),
+    ],
+)
+def test_a_folder_that_becomes_no_file(make, message, run, tmp_path):
+    make(tmp_path / "model")
+    code, error = run(tmp_path / "model", "--out", tmp_path / "out.gguf")
+    assert code == 1 and error.startswith(f"error: {tmp_path / 'model'}") and message in error
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_a_window_that_no_text_passes_is_written(run, tmp_path):
+    save(tmp_path / "model", "mistral", sliding_window=128)
+    assert run(tmp_path / "model", "--out", tmp_path / "out.gguf") == (0, "")
+
+
+def test_other_families_are_refused_by_name(run, tmp_path):
+    config = AutoConfig.for_model("gpt2", n_embd=8, n_layer=1, n_head=2, vocab_size=300)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    code, error = run(tmp_path / "model", "--out", tmp_path / "out.gguf")
+    families = "llama, mistral, qwen2, qwen3, qwen3_moe"
+    assert code == 1 and f"has model_type=gpt2; GGUF files are written for {families}" in error
+
+
+def test_a_file_is_not_overwritten_and_a_missing_package_is_named(run, tmp_path, monkeypatch):
+    save(tmp_path / "model")
+    file = tmp_path / "new" / "out.gguf"
+    assert run(tmp_path / "model", "--out", file) == (0, "")
+    assert run(tmp_path / "model", "--out", file) == (1, f"error: {file} exists; name a file that does not\n")
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    monkeypatch.delitem(sys.modules, "conversion.gguf")
+    monkeypatch.delitem(sys.modules, "conversion.gguf_tokenizer")
+    code, error = run(tmp_path / "model", "--out", tmp_path / "other.gguf")
+    assert (code, error) == (1, "error: to-gguf needs the package gguf: pip install 'rft[gguf]'\n")
+
+
+@pytest.mark.slow
+def test_the_policy_of_a_run_becomes_a_file(run, tiny, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"text": "1 + 2 = 3, and 12 + 30 = 42."}) + "\n")
+    tokenizer = {"_target_": "rft.data.encode.tokenizer.bpe", "files": [str(rows)], "fields": ["text"]}
+    config = tiny(
+        "warmup=none", "steps=1", "eval.every=0", "actor.model_config.model_type=llama", "data.template=turns"
+    )
+    Job(config | {"actor": config["actor"] | {"tokenizer": tokenizer | {"vocab_size": 280}}}).fit("")
+    actor = tmp_path / "run" / "checkpoints" / "latest" / "actor"
+    assert run(actor, "--out", tmp_path / "out.gguf", "--type", "f32") == (0, "")
+    assert read(tmp_path / "out.gguf")[1]["tokenizer.ggml.pre"] == "smollm"
+    expected = AutoModelForCausalLM.from_pretrained(actor)
+    found = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="out.gguf", dtype=torch.float32)
+    tokens = torch.tensor([AutoTokenizer.from_pretrained(actor)("1 + 2 =").input_ids])
+    assert torch.equal(found(tokens).logits, expected(tokens).logits)
