@@ -28,6 +28,7 @@ SPLITS: dict[str, tuple[list[dict[str, Any]], bool]] = {
     "smaug-bpe": ([SPLIT | {"pattern": {"Regex": LLAMA3}}, BYTES], False),
     "llama-bpe": ([SPLIT | {"pattern": {"Regex": LLAMA3}}, BYTES], True),
 }
+OTHER = "choose a model with a byte-level BPE as that of Llama 3, Qwen2 or SmolLM"
 OFFSETS = "trim_offsets"  # of a pre-tokenizer; changes no token
 PLAIN = {  # of a BPE model
     "dropout": (None, 0.0),
@@ -56,7 +57,7 @@ def add_tokenizer(writer: GGUFWriter, folder: Path, rows: int) -> list[str]:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(f"{folder}: no tokenizer can be read ({reason}); copy its files there") from error
     if not tokenizer.is_fast:
-        raise ValueError(f"{folder}: a {type(tokenizer).__name__} is no byte-level BPE of the package tokenizers")
+        raise ValueError(f"{folder}: a {type(tokenizer).__name__} is no fast tokenizer; {OTHER}")
     stated = json.loads(tokenizer.backend_tokenizer.to_str())
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(_split_name(stated, folder))
@@ -92,18 +93,22 @@ def _split_name(stated: dict[str, Any], folder: Path) -> str:
     """
     model, first, splitter = stated["model"], stated["normalizer"], stated["pre_tokenizer"] or {"type": "none"}
     if model["type"] != "BPE":
-        raise ValueError(f"{folder}: the tokenizer is a {model['type']}; GGUF files are written with byte-level BPE")
+        raise ValueError(f"{folder}: the tokenizer is a {model['type']}; {OTHER}")
     if odd := [key for key, values in PLAIN.items() if model[key] not in values]:
-        raise ValueError(f"{folder}: the tokenizer has {odd[0]}={model[odd[0]]}, which llama.cpp does not know")
+        raise ValueError(
+            f"{folder}: the tokenizer has {odd[0]}={model[odd[0]]}, which llama.cpp does not know; {OTHER}"
+        )
     if first is not None and first["type"] != "NFC":
-        raise ValueError(f"{folder}: the tokenizer has the normalizer {first['type']}, which llama.cpp does not know")
+        raise ValueError(
+            f"{folder}: the tokenizer has the normalizer {first['type']}, which llama.cpp does not know; {OTHER}"
+        )
     steps = splitter["pretokenizers"] if splitter["type"] == "Sequence" else [splitter]
     plain = [{key: value for key, value in step.items() if key != OFFSETS} for step in steps]
     name = next((name for name, way in SPLITS.items() if way == (plain, model["ignore_merges"])), None)
     if name is None:
         raise ValueError(
             f"{folder}: the tokenizer splits text by {json.dumps(splitter)} (ignore_merges={model['ignore_merges']}), "
-            f"which is none of {', '.join(SPLITS)}; choose a model with one of these"
+            f"which is none of {', '.join(SPLITS)}; {OTHER}"
         )
     return name
 
@@ -124,7 +129,9 @@ def _tokens(
         texts[number], types[number] = text, TokenType.NORMAL
     for token in added:
         if odd := [key for key in ("lstrip", "rstrip", "single_word") if token[key]]:
-            raise ValueError(f"{folder}: the token {token['content']!r} has {odd[0]}, which llama.cpp does not know")
+            raise ValueError(
+                f"{folder}: the token {token['content']!r} has {odd[0]}, which llama.cpp does not know; {OTHER}"
+            )
         types[token["id"]] = TokenType.CONTROL if token["special"] else TokenType.USER_DEFINED
     return texts, types
 
@@ -136,7 +143,10 @@ def _added_around(tokenizer: PreTrainedTokenizerBase, folder: Path) -> tuple[boo
         for ends in (False, True):
             if [tokenizer.bos_token_id] * starts + plain + [tokenizer.eos_token_id] * ends == whole:
                 return starts, ends
-    raise ValueError(f"{folder}: the tokenizer makes {whole} of 'a', and llama.cpp adds only bos and eos to {plain}")
+    raise ValueError(
+        f"{folder}: the tokenizer makes {whole} of 'a', and llama.cpp adds only bos and eos to {plain}; name the "
+        "tokens as bos_token and eos_token in tokenizer_config.json"
+    )
 
 
 def _add_special_tokens(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, folder: Path) -> list[str]:

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from rft.data.encode.tokenizer import characters
 from rft.setup.assembly import Job
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import convert  # noqa: E402
@@ -113,6 +113,15 @@ def test_transformers_reads_the_same_model(family, dtype, run, tmp_path):
     tokens = torch.arange(40).view(1, -1)  # logits depend on the options, too
     assert torch.equal(found(tokens).logits, expected(tokens).logits)
     assert found.config.max_position_embeddings == 128
+
+
+def test_embeddings_that_differ_are_not_tied(run, tmp_path):
+    model = save(tmp_path / "model", "qwen2", tie_word_embeddings=False)
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    assert run(tmp_path / "model", "--out", tmp_path / "out.gguf", "--type", "f32")[0] == 0
+    output = read(tmp_path / "out.gguf")[0]["output.weight"].data
+    assert np.array_equal(output, model.lm_head.weight.detach().numpy())
 
 
 def test_rows_of_a_llama_are_in_the_order_of_its_rotation():
@@ -277,7 +286,7 @@ def between():
 @pytest.mark.parametrize(
     ("tokenizer", "message"),
     [
-        (characters(alphabet="abc"), "the tokenizer is a WordLevel; GGUF files are written with byte-level BPE"),
+        (characters(alphabet="abc"), "the tokenizer is a WordLevel; choose a model with a byte-level BPE"),
         (byte_level(normalizer=normalizers.Lowercase()), "has the normalizer Lowercase, which llama.cpp does not know"),
         (byte_level(split(r"\w+")), "which is none of gpt-2, smollm, qwen2, smaug-bpe, llama-bpe"),
         (byte_level(ignore_merges=True), "(ignore_merges=True), which is none of"),
