@@ -42,7 +42,7 @@ FAMILIES = {
     "qwen3": MODEL_ARCH.QWEN3,
     "qwen3_moe": MODEL_ARCH.QWEN3MOE,
 }
-ASSUMED = {  # what llama.cpp computes for these families, whatever a config says
+ASSUMED = {  # llama.cpp computes these families with these values, where a config has the key
     "hidden_act": "silu",
     "attention_bias": False,
     "mlp_bias": False,
@@ -55,6 +55,7 @@ Q8_0 = GGMLQuantizationType.Q8_0
 FEW_BITS = {GGMLQuantizationType[name] for name in ("Q5_1", "Q5_0", "Q4_1", "Q4_0")}
 LARGEST = float(np.finfo(np.float16).max)  # of numbers in float16, in which blocks have their scales, too
 ROUTER = "ffn_gate_inp.weight"
+Read = Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Entry:
     name: str
     shape: tuple[int, ...]
     kind: GGMLQuantizationType
-    read: Callable[[], Tensor]
+    read: Read
 
     @property
     def nbytes(self) -> int:
@@ -89,8 +90,8 @@ class Entry:
         bound = torch.finfo(torch.float32).max if self.kind in (F32, BF16) else LARGEST
         if not (largest := float(tensor.abs().max())) <= bound:
             raise ValueError(
-                f"{self.name} has a number of {largest}, and {self.kind.name.lower()} holds up to {bound:g}; "
-                "choose --type bf16 if it is finite, or an earlier checkpoint"
+                f"{self.name} has a number of {largest}, and numbers up to {bound:g} are written in "
+                f"{self.kind.name.lower()}; choose --type bf16 if it is finite, or an earlier checkpoint"
             )
         return quantize(tensor.contiguous().numpy(), self.kind)
 
@@ -152,9 +153,7 @@ def _check_config(config: PretrainedConfig, folder: Path) -> None:
     options = config.to_dict()
     for key, value in ASSUMED.items():
         if options.get(key, value) != value:
-            raise ValueError(
-                f"{where} {key}={options[key]}; GGUF files of this family mean {value}: choose another model"
-            )
+            raise ValueError(f"{where} {key}={options[key]}, and llama.cpp computes with {value}; choose another model")
     window, context = options.get("sliding_window"), config.max_position_embeddings
     if window is not None and window < context:
         raise ValueError(
@@ -199,48 +198,47 @@ def _entries(
     """The tensors of the file in its order, and what is to be said of their types."""
     names = get_tensor_name_map(FAMILIES[config.model_type], config.num_hidden_layers)
     output = "token_embd.weight" if config.tie_word_embeddings else "output.weight"
-    entries, unfit = [], []
+    entries: dict[str, Entry] = {}
+    unfit = []
     for name, (shape, read) in _tensors(config, weights).items():
         place = names.get_name(name, (".weight", ".bias"))
         assert place is not None, f"gguf has no name for {name} of a {config.model_type}"
-        if config.tie_word_embeddings and place == "output.weight":
-            continue
+        if place == "output.weight":
+            place = output  # tied weights are stored under either name, or both
         written = Q8_0 if place == output and kind in FEW_BITS else kind
         if len(shape) == 1 or place.endswith(ROUTER):
             written = F32
         elif shape[-1] % GGML_QUANT_SIZES[written][0]:
             written = F16
             unfit.append(place)
-        entries.append(Entry(place, shape, written, read))
+        entries[place] = Entry(place, shape, written, read)
     block = GGML_QUANT_SIZES[kind][0]
     notes = [f"rows of {listed(unfit)} are no multiple of {block} and are written in f16"] if unfit else []
-    return entries, notes
+    return list(entries.values()), notes
 
 
-def _tensors(
-    config: PretrainedConfig, weights: StoredWeights
-) -> dict[str, tuple[tuple[int, ...], Callable[[], Tensor]]]:
+def _tensors(config: PretrainedConfig, weights: StoredWeights) -> dict[str, tuple[tuple[int, ...], Read]]:
     """Shapes and readers of tensors in the layout of llama.cpp, by the names that gguf's table knows."""
-    found: dict[str, tuple[tuple[int, ...], Callable[[], Tensor]]] = {}
+    tensors: dict[str, tuple[tuple[int, ...], Read]] = {}
     permuted = FAMILIES[config.model_type] == MODEL_ARCH.LLAMA
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, sizes in weights.shapes.items():
-        shape, part = tuple(sizes), name.split(".")[-2]
+        shape, layer = tuple(sizes), name.split(".")[-2]
         read = partial(_read, weights, name)
         if name.endswith(".experts.gate_up_proj"):
             half = (shape[0], shape[1] // 2, shape[2])
             for number, kind in enumerate(("gate_proj", "up_proj")):
-                found[name.replace("gate_up_proj", f"{kind}.weight")] = half, partial(_half, read, number)
+                tensors[name.replace("gate_up_proj", f"{kind}.weight")] = half, partial(_half, read, number)
         elif name.endswith(".experts.down_proj"):
-            found[f"{name}.weight"] = shape, read
-        elif permuted and part in heads:
-            found[name] = shape, partial(_permute, read, heads[part])
+            tensors[f"{name}.weight"] = shape, read
+        elif permuted and layer in heads:
+            tensors[name] = shape, partial(_permute, read, heads[layer])
         else:
-            found[name] = shape, read
+            tensors[name] = shape, read
     if config.rope_parameters["rope_type"] == "llama3":
         factors = _rope_factors(config)
-        found["rope_freqs.weight"] = tuple(factors.shape), lambda: factors
-    return found
+        tensors["rope_freqs.weight"] = tuple(factors.shape), lambda: factors
+    return tensors
 
 
 def _read(weights: StoredWeights, name: str) -> Tensor:
@@ -248,12 +246,12 @@ def _read(weights: StoredWeights, name: str) -> Tensor:
     return tensor
 
 
-def _half(read: Callable[[], Tensor], number: int) -> Tensor:
+def _half(read: Read, number: int) -> Tensor:
     """The gates of all experts, or what they gate."""
     return read().chunk(2, dim=1)[number]
 
 
-def _permute(read: Callable[[], Tensor], heads: int) -> Tensor:
+def _permute(read: Read, heads: int) -> Tensor:
     """Rows in the order of llama.cpp's rotary embedding of llamas: the pairs that it turns are neighbours.
 
     transformers turns row i with row i + head_dim / 2 of a head.

@@ -95,12 +95,10 @@ def _split_name(stated: dict[str, Any], folder: Path) -> str:
     if model["type"] != "BPE":
         raise ValueError(f"{folder}: the tokenizer is a {model['type']}; {OTHER}")
     if odd := [key for key, values in PLAIN.items() if model[key] not in values]:
-        raise ValueError(
-            f"{folder}: the tokenizer has {odd[0]}={model[odd[0]]}, which llama.cpp does not know; {OTHER}"
-        )
+        raise ValueError(f"{folder}: the tokenizer has {odd[0]}={model[odd[0]]}, which to-gguf does not write; {OTHER}")
     if first is not None and first["type"] != "NFC":
         raise ValueError(
-            f"{folder}: the tokenizer has the normalizer {first['type']}, which llama.cpp does not know; {OTHER}"
+            f"{folder}: the tokenizer has the normalizer {first['type']}, which to-gguf does not write; {OTHER}"
         )
     steps = splitter["pretokenizers"] if splitter["type"] == "Sequence" else [splitter]
     plain = [{key: value for key, value in step.items() if key != OFFSETS} for step in steps]
@@ -130,7 +128,7 @@ def _tokens(
     for token in added:
         if odd := [key for key in ("lstrip", "rstrip", "single_word") if token[key]]:
             raise ValueError(
-                f"{folder}: the token {token['content']!r} has {odd[0]}, which llama.cpp does not know; {OTHER}"
+                f"{folder}: the token {token['content']!r} has {odd[0]}, which to-gguf does not write; {OTHER}"
             )
         types[token["id"]] = TokenType.CONTROL if token["special"] else TokenType.USER_DEFINED
     return texts, types

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGUFReader, TokenType, dequantize
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
@@ -124,6 +125,17 @@ def test_embeddings_that_differ_are_not_tied(run, tmp_path):
     assert np.array_equal(output, model.lm_head.weight.detach().numpy())
 
 
+def test_tied_embeddings_that_are_stored_under_the_name_of_the_head(run, tmp_path):
+    model = save(tmp_path / "model", "qwen2")
+    tensors = load_file(tmp_path / "model" / "model.safetensors")
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    save_file(tensors, tmp_path / "model" / "model.safetensors", {"format": "pt"})
+    assert run(tmp_path / "model", "--out", tmp_path / "out.gguf", "--type", "f32")[0] == 0
+    written = read(tmp_path / "out.gguf")[0]
+    assert "output.weight" not in written
+    assert np.array_equal(written["token_embd.weight"].data, model.lm_head.weight.detach().numpy())
+
+
 def test_rows_of_a_llama_are_in_the_order_of_its_rotation():
     rows = torch.arange(8)  # two heads of four: row 0 turns with row 2, row 1 with row 3
     assert _permute(lambda: rows, 2).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
@@ -183,7 +195,9 @@ def test_numbers_that_a_type_cannot_hold(run, tmp_path):
     model.model.layers[0].mlp.up_proj.weight.data[3, 4] = 70000.0
     model.save_pretrained(tmp_path / "model")
     code, error = run(tmp_path / "model", "--out", tmp_path / "out.gguf", "--type", "f16")
-    assert code == 1 and "blk.0.ffn_up.weight has a number of 70000.0, and f16 holds up to 65504" in error
+    assert (
+        code == 1 and "blk.0.ffn_up.weight has a number of 70000.0, and numbers up to 65504 are written in f16" in error
+    )
     assert not (tmp_path / "out.gguf").exists()
     assert run(tmp_path / "model", "--out", tmp_path / "out.gguf", "--type", "bf16") == (0, "")
     model.model.norm.weight.data[0] = math.nan
@@ -287,15 +301,15 @@ def between():
     ("tokenizer", "message"),
     [
         (characters(alphabet="abc"), "the tokenizer is a WordLevel; choose a model with a byte-level BPE"),
-        (byte_level(normalizer=normalizers.Lowercase()), "has the normalizer Lowercase, which llama.cpp does not know"),
+        (byte_level(normalizer=normalizers.Lowercase()), "has the normalizer Lowercase, which to-gguf does not write"),
         (byte_level(split(r"\w+")), "which is none of gpt-2, smollm, qwen2, smaug-bpe, llama-bpe"),
         (byte_level(ignore_merges=True), "(ignore_merges=True), which is none of"),
-        (stripping(), "the token '<mask>' has lstrip, which llama.cpp does not know"),
+        (stripping(), "the token '<mask>' has lstrip, which to-gguf does not write"),
         (between(), "and llama.cpp adds only bos and eos to"),
         (byte_level(more=40), "the token '<39>' has the id 307, and the model 300 embeddings"),
     ],
 )
-def test_a_tokenizer_that_llama_cpp_does_not_have(tokenizer, message, run, tmp_path):
+def test_a_tokenizer_that_is_not_written(tokenizer, message, run, tmp_path):
     save(tmp_path / "model", tokenizer=tokenizer)
     code, error = run(tmp_path / "model", "--out", tmp_path / "out.gguf")
     assert code == 1 and message in error and str(tmp_path / "model") in error
@@ -343,7 +357,10 @@ def scorer(folder):
         (smaller, "the weights lack model.layers.1."),
         (scorer, "config.json has the architecture LlamaForSequenceClassification; only causal language models"),
         (unending, "the tokenizer has no eos_token; name the one that ends a text in its config"),
-        (partial(save, family="llama", attention_bias=True), "has attention_bias=True; GGUF files of this family mean"),
+        (
+            partial(save, family="llama", attention_bias=True),
+            "has attention_bias=True, and llama.cpp computes with False",
+        ),
         (partial(save, family="qwen3_moe", norm_topk_prob=False), "has norm_topk_prob=False"),
         (partial(save, family="mistral", sliding_window=64), "set max_position_embeddings=64 there if no text is"),
         (partial(save, rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}), "rope_type=linear"),
