@@ -1,9 +1,12 @@
 """Makes a folder that `from_pretrained` and `actor.path` load out of an adapter or of a checkpoint of a trainer.
 
+`to-gguf` makes one file for llama.cpp and what is built on it out of such a folder.
+
 python scripts/convert.py from-checkpoint outputs/run/checkpoints/latest --out model
 python scripts/convert.py merge outputs/run/checkpoints/latest/actor --out merged
 python scripts/convert.py from-verl checkpoints/global_step_100/actor --out model
 python scripts/convert.py from-deepspeed output/checkpoint-500 --config Qwen2.5-0.5B --out model
+python scripts/convert.py to-gguf outputs/run/checkpoints/latest/actor --out model.gguf --type q8_0
 
 No file can run code: pickled files are read with `weights_only=True`.
 """
@@ -20,6 +23,9 @@ from conversion.verl import CONFIG, read_shards
 
 from rft.actor.lora.stored import read_options
 from rft.strategy.base import DTYPES
+
+# The types of llama.cpp that the package gguf writes.
+GGUF_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 
 
 def main() -> None:
@@ -47,6 +53,11 @@ def main() -> None:
         part.add_argument(
             "--dtype", choices=DTYPES, default=None, help="of the weights (default: as the run exports, or as they are)"
         )
+    part = sections.add_parser("to-gguf", help="writes a model folder as a file of llama.cpp")
+    part.add_argument("folder", type=Path, help="of a model, such as the actor/ of a checkpoint")
+    part.add_argument("--out", type=Path, required=True, help="the file to make")
+    part.add_argument("--type", choices=GGUF_TYPES, default="q8_0", help="of the matrices (default: q8_0)")
+    part.set_defaults(run=to_gguf)
     arguments = parser.parse_args()
     try:
         arguments.run(arguments)
@@ -85,6 +96,18 @@ def from_verl(arguments: argparse.Namespace) -> None:
 def from_deepspeed(arguments: argparse.Namespace) -> None:
     """Reads a checkpoint of DeepSpeed."""
     write_model(read_zero(arguments.folder), arguments.config, arguments.out, arguments.dtype)
+
+
+def to_gguf(arguments: argparse.Namespace) -> None:
+    """Writes a model folder as one GGUF file."""
+    try:
+        from conversion.gguf import write_gguf  # imports the package gguf, which the other sections do not need
+    except ModuleNotFoundError as error:
+        if error.name != "gguf":
+            raise
+        raise ValueError("to-gguf needs the package gguf: pip install 'rft[gguf]'") from error
+    for note in write_gguf(arguments.folder, arguments.out, arguments.type):
+        sys.stderr.write(f"note: {note}\n")
 
 
 if __name__ == "__main__":

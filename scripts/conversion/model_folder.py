@@ -87,13 +87,31 @@ def new_folder(out: Path) -> Iterator[Path]:
     Raises:
         ValueError: `out` exists.
     """
-    if out.exists():
-        raise ValueError(f"{out} exists; name a folder that does not")
-    partial = out.with_name(f".{out.name}.partial")
+    partial = _partial(out, "a folder")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     yield partial
     partial.rename(out)
+
+
+@contextmanager
+def new_file(out: Path) -> Iterator[Path]:
+    """A file to write, which gets the name `out` after the block.
+
+    Raises:
+        ValueError: `out` exists.
+    """
+    partial = _partial(out, "a file")
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    yield partial
+    partial.rename(out)
+
+
+def _partial(out: Path, kind: str) -> Path:
+    """The name of what is not whole yet, beside `out`, which must not exist."""
+    if out.exists():
+        raise ValueError(f"{out} exists; name {kind} that does not")
+    return out.with_name(f".{out.name}.partial")
 
 
 def _cast(tensors: Iterable[tuple[str, Tensor]], dtype: str | None) -> Iterator[tuple[str, Tensor]]:

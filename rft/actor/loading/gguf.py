@@ -86,8 +86,8 @@ def folder_of(path: str, dtype: str, cache: str | None, key: str, tell: Callable
             if not folder.is_dir():  # else another process has made it meanwhile
                 tell(f"{key}={path}: converting it to {dtype} for transformers, once")
                 start = monotonic()
-                _convert(file, dtype, folder, f"{key}={path}")
-                tell(f"{key}={path}: converted in {monotonic() - start:.0f} s, into {folder}")
+                note = _convert(file, dtype, folder, f"{key}={path}")
+                tell(f"{key}={path}: converted in {monotonic() - start:.0f} s, into {folder}{note and '; '}{note}")
     except OSError as error:
         raise ValueError(f"{key}={path}: it cannot be converted into the folder cache={cache} ({error})") from error
     return folder
@@ -128,13 +128,19 @@ def _version(file: Path) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _convert(file: Path, dtype: str, folder: Path, where: str) -> None:
-    """Writes the folder whole, or not at all. Memory: all weights of the file."""
+def _convert(file: Path, dtype: str, folder: Path, where: str) -> str:
+    """Writes the folder whole, or not at all. Memory: all weights of the file.
+
+    Returns:
+        What the folder has otherwise than the file, or an empty text.
+    """
     import torch
     import transformers
+    from gguf import GGUFReader
 
     from rft.actor.init import CONFIG_ERRORS, meta_model
     from rft.actor.loading.export import exported, write_model
+    from rft.actor.loading.gguf_facts import set_rotation, set_split
 
     whole: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
     packed = {}  # newer versions keep the blocks of the file where they have kernels for them
@@ -145,6 +151,9 @@ def _convert(file: Path, dtype: str, folder: Path, where: str) -> None:
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
             file.parent, **whole, **packed, dtype=getattr(torch, dtype), output_loading_info=True
         )
+        reader = GGUFReader(file)
+        note = set_split(tokenizer, reader)
+        set_rotation(model.config, reader)
     except (*CONFIG_ERRORS, RuntimeError, ImportError, ArithmeticError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise ValueError(
@@ -172,6 +181,7 @@ def _convert(file: Path, dtype: str, folder: Path, where: str) -> None:
         rename(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+    return note
 
 
 @contextmanager
