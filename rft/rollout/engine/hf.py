@@ -33,7 +33,7 @@ from rft.strategy.base import DTYPES
 from rft.strategy.gather import GatherOptions
 
 PREFILL_TOKENS = 16384  # most tokens of one forward over prompts, padding included
-FULLNESS = 0.875  # a batch with a smaller share of live rows is compacted, which copies the cache once
+FULLNESS = 0.875  # a batch with a smaller share of live rows is compacted
 
 
 class HFEngine(Engine):
@@ -182,7 +182,7 @@ class HFEngine(Engine):
                 left -= len(done)
                 rows.live[done] = False
                 if left > 0 and (size := decoder.rows_for(left)) < FULLNESS * len(rows):
-                    decoder.keep((~rows.live).byte().argsort(stable=True)[:size])  # live rows first
+                    decoder.keep(rows.compacted(size))
             start = decoder.drawn
 
     def _begin(

@@ -13,7 +13,7 @@ from rft.actor.forward.vocabulary import forbid_
 from rft.rollout.engine.decoding.cuda_graph import CudaGraph
 from rft.rollout.engine.decoding.rows import Rows
 from rft.rollout.engine.decoding.step_attention import attends_by_step, step_obstacle
-from rft.rollout.engine.kv_cache import make_static
+from rft.rollout.engine.kv_cache import keep_rows, make_static
 from rft.rollout.engine.sampling import Sampling, draw, draws_on_device
 
 RECORDED = "cuda"  # the device whose steps are recorded
@@ -60,8 +60,8 @@ class Decoder:
         return live
 
     def keep(self, rows: Tensor) -> None:
-        """Keeps these rows (R',) alone."""
-        self.cache.reorder_cache(rows)
+        """Keeps these rows (R',) alone; see `keep_rows`."""
+        keep_rows(self.cache, rows)
         self.rows.keep(rows)
 
     def take(self, logits: Tensor, sampling: Sampling) -> None:
