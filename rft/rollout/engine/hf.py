@@ -126,10 +126,8 @@ class HFEngine(Engine):
             target = targets[name]
             assert target.shape == tensor.shape, f"{name}: {tuple(tensor.shape)} for {tuple(target.shape)}"
             with record_function("engine"):  # mode=plan counts what is allocated under this label
-                place = self.columns.view(target)
-                target.data = (
-                    tensor.detach().to(target.device, target.dtype) if place is None else place.copy_(tensor.detach())
-                )
+                stored = self.columns.store(target, tensor)
+                target.data = tensor.detach().to(target.device, target.dtype) if stored is None else stored
             missing.pop(id(target), None)
             del tensor  # before the next one is gathered
         assert not missing, f"missing weights: {sorted(missing.values())}"

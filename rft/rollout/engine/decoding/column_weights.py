@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class ColumnWeights:
-    """Storage (in, out) for the weights of linear layers. It is allocated when a weight is first asked for.
+    """Storage (in, out) for the weights of linear layers. It is allocated when a weight is first stored.
 
     Args:
         groups: of layers with the same input. A group has one storage, so that one product computes all of its layers.
@@ -27,15 +27,23 @@ class ColumnWeights:
                 self._places[id(layer.weight)] = number, start
                 start += len(layer.weight)
 
-    def view(self, weight: Tensor) -> Tensor | None:
-        """Where a weight (out, in) is stored, as a view of its shape; None for what is no weight of the layers."""
+    def store(self, weight: Tensor, tensor: Tensor) -> Tensor | None:
+        """Stores a tensor (out, in) in the place of a weight.
+
+        Returns:
+            A view of the storage, like the weight; None for what is no weight of the layers.
+        """
         if (place := self._places.get(id(weight))) is None:
             return None
         number, start = place
         if number not in self._storage:
             weights = [layer.weight for layer in self._groups[number]]
             self._storage[number] = weight.new_empty(weight.shape[1], sum(map(len, weights)))
-        return self._storage[number][:, start : start + len(weight)].t()
+        stored = self._storage[number][:, start : start + len(weight)]
+        columns = tensor.detach().to(weight.device, weight.dtype).t()
+        # torch transposes two to three times as fast into a tensor without gaps between its rows
+        stored.copy_(columns if stored.is_contiguous() else columns.contiguous())
+        return stored.t()
 
     def joined(self, layer: nn.Linear) -> Tensor:
         """The weights (in, out of all layers) of the group that begins with this layer."""
@@ -44,7 +52,7 @@ class ColumnWeights:
         return self._storage[number]
 
     def clear(self) -> None:
-        """Frees the storage. What `view` returned keeps it."""
+        """Frees the storage. What `store` returned keeps it."""
         self._storage.clear()
 
 

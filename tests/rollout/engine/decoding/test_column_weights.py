@@ -11,9 +11,8 @@ def test_a_group_lies_in_one_storage():
     given = [layer.weight.detach().clone() for layer in (first, second, alone)]
     weights = ColumnWeights([(first, second), (alone,)])
     for layer, weight in zip((first, second, alone), given, strict=True):
-        view = weights.view(layer.weight)
-        assert view.shape == weight.shape and view.stride(0) == 1
-        layer.weight.data = view.copy_(weight)
+        layer.weight.data = weights.store(layer.weight, weight.double())
+        assert torch.equal(layer.weight, weight) and layer.weight.stride(0) == 1 and layer.weight.dtype == weight.dtype
     joined = weights.joined(first)
     assert joined.is_contiguous() and torch.equal(joined, torch.cat(given[:2]).t())
     assert torch.equal(weights.joined(alone), given[2].t())
@@ -27,11 +26,12 @@ def test_a_group_lies_in_one_storage():
 def test_other_weights_have_no_place_and_none_is_left_after_a_clear():
     layer = nn.Linear(3, 4)
     weights = ColumnWeights([(layer,)])
-    assert weights.view(layer.bias) is None and weights.view(nn.Linear(3, 4).weight) is None
-    first = weights.view(layer.weight)
-    assert weights.view(layer.weight).data_ptr() == first.data_ptr()
+    assert weights.store(layer.bias, layer.bias) is None
+    assert weights.store(nn.Linear(3, 4).weight, layer.weight) is None
+    first = weights.store(layer.weight, layer.weight)
+    assert weights.store(layer.weight, layer.weight).data_ptr() == first.data_ptr()
     weights.clear()
-    assert weights.view(layer.weight).data_ptr() != first.data_ptr()
+    assert weights.store(layer.weight, layer.weight).data_ptr() != first.data_ptr()
 
 
 def test_biases_of_layers():
