@@ -17,7 +17,7 @@ from rft.data.encode.encoder import Encoder
 from rft.data.encode.processor import MediaProcessor
 from rft.data.rows.lazy import Row, Rows, load
 from rft.data.rows.sources import FileRows, refuse_agents
-from rft.distributed import SINGLE_PROCESS, World
+from rft.distributed import SINGLE_PROCESS, World, device_kind
 from rft.errors import Checks, Problems
 from rft.evaluation.base import EvaluationContext, Evaluator
 from rft.evaluation.generation import GenerationEvaluator, GenerationOptions
@@ -264,6 +264,7 @@ class Components:
             lora=self.actor.options["lora"],
             dtype=DTYPES[trainer],
             media=media,
+            device_type=device_kind(self.strategy.factory.device(self.strategy.options)),
         )
         return self.engine.build(context=context)
 

@@ -104,6 +104,7 @@ class EngineContext:
         lora: `actor.lora` of the config, or None.
         dtype: in which the trainer computes.
         media: of the policy's processor; None for a model of text.
+        device_type: of the devices of the run, if they are not those of this process (`mode=plan`).
     """
 
     world: World
@@ -114,6 +115,7 @@ class EngineContext:
     lora: Lora | None
     dtype: torch.dtype
     media: MediaFacts | None = None
+    device_type: str | None = None
 
     @property
     def forbidden(self) -> tuple[int, ...]:

@@ -22,8 +22,10 @@ from rft.batch.encoded import EncodedText, as_encoded
 from rft.batch.media import concat_media
 from rft.ranges import PositiveInt
 from rft.rollout.engine.base import Completion, Engine, EngineContext, EngineFacts, OnCompletion, Request
+from rft.rollout.engine.decoding.column_weights import ColumnWeights
 from rft.rollout.engine.decoding.cuda_graph import refusal
 from rft.rollout.engine.decoding.decoder import Decoder, StaticDecoder
+from rft.rollout.engine.decoding.fused_step import FusedStep, can_fuse, linear_groups
 from rft.rollout.engine.decoding.rows import Rows
 from rft.rollout.engine.decoding.step_attention import step_obstacle
 from rft.rollout.engine.kv_cache import can_join, expand, make_cache
@@ -33,7 +35,7 @@ from rft.strategy.base import DTYPES
 from rft.strategy.gather import GatherOptions
 
 PREFILL_TOKENS = 16384  # most tokens of one forward over prompts, padding included
-FULLNESS = 0.875  # a batch with a smaller share of live rows is compacted, which copies the cache once
+FULLNESS = 0.875  # a batch with a smaller share of live rows is compacted
 
 
 class HFEngine(Engine):
@@ -61,6 +63,10 @@ class HFEngine(Engine):
         self.dtype = context.dtype if dtype is None else DTYPES[dtype]
         self.gather_options = GatherOptions(self.dtype)
         self.model = context.model.eval().requires_grad_(False)
+        on_cpu = (context.device_type or self.model.device.type) == "cpu"
+        wide = self.dtype.itemsize >= torch.float32.itemsize  # a CPU reorders weights of fewer bits in every product
+        self.columns = ColumnWeights(linear_groups(self.model) if on_cpu and wide else [])
+        self.fuses = on_cpu and wide and not cuda_graphs and context.media is None and can_fuse(self.model)
         self.sleep()
         head = self.model.get_output_embeddings()
         logits = partial(float32_logits, head) if self.dtype.itemsize < torch.float32.itemsize else head.forward
@@ -103,9 +109,11 @@ class HFEngine(Engine):
         for parameter in self.model.parameters():
             dtype = self.dtype if parameter.is_floating_point() else parameter.dtype
             parameter.data = expanded_zero(parameter.shape, dtype, parameter.device)
+        self.columns.clear()
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Replaces the data of the parameters by the tensors, without a copy if dtype and device agree.
+        """Replaces the data of the parameters by the tensors, without a copy if dtype and device agree; on a CPU the
+        weights of linear layers are copied, see `ColumnWeights`.
 
         Args:
             version: of the completions sampled from now on.
@@ -118,7 +126,8 @@ class HFEngine(Engine):
             target = targets[name]
             assert target.shape == tensor.shape, f"{name}: {tuple(tensor.shape)} for {tuple(target.shape)}"
             with record_function("engine"):  # mode=plan counts what is allocated under this label
-                target.data = tensor.detach().to(target.device, target.dtype)
+                stored = self.columns.store(target, tensor)
+                target.data = tensor.detach().to(target.device, target.dtype) if stored is None else stored
             missing.pop(id(target), None)
             del tensor  # before the next one is gathered
         assert not missing, f"missing weights: {sorted(missing.values())}"
@@ -182,7 +191,7 @@ class HFEngine(Engine):
                 left -= len(done)
                 rows.live[done] = False
                 if left > 0 and (size := decoder.rows_for(left)) < FULLNESS * len(rows):
-                    decoder.keep((~rows.live).byte().argsort(stable=True)[:size])  # live rows first
+                    decoder.keep(rows.compacted(size))
             start = decoder.drawn
 
     def _begin(
@@ -196,7 +205,8 @@ class HFEngine(Engine):
         rows = Rows.of(padding, seeds, limits, deltas, logits.device)
         forbidden = forbidden_logits(self.forbidden, logits.shape[-1], logits.device)
         kind = StaticDecoder if self.cuda_graphs else Decoder
-        decoder = kind(self.model, cache, rows, longest, sampling, forbidden)
+        fused = FusedStep(self.model, self.columns) if self.fuses else None
+        decoder = kind(self.model, cache, rows, longest, sampling, forbidden, fused)
         decoder.take(logits.repeat_interleave(samples, dim=0), sampling.first())
         return decoder
 

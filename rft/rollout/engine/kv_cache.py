@@ -38,6 +38,15 @@ class GrowingLayer(DynamicLayer):
         with record_function(LABEL):
             self._store(keys.index_select(0, beam_idx), values.index_select(0, beam_idx), self.keys.shape[2])
 
+    def keep(self, count: int, moved: Tensor, sources: Tensor) -> None:
+        """Keeps the first `count` rows, after those at `moved` (n,) are replaced by those at `sources` (n,)."""
+        total = self.keys.shape[2]
+        with record_function(LABEL):
+            for states in (self.keys, self.values):
+                states[moved] = states[sources]
+        keys, values = self._storage
+        self._store(keys[:count], values[:count], total)
+
     def _store(self, keys: Tensor, values: Tensor, total: int) -> None:
         self._storage = (keys, values)
         self.keys, self.values = keys[:, :, :total], values[:, :, :total]
@@ -173,6 +182,21 @@ def make_static(cache: Cache, place: Tensor) -> list[StaticLayer]:
     assert len(layers) == len(cache.layers), "sliding and linear layers cannot be static"
     cache.layers = list(layers)
     return layers
+
+
+def keep_rows(cache: Cache, rows: Tensor) -> None:
+    """Keeps these rows (R',) alone. A growing cache copies only those that do not keep their places.
+
+    Args:
+        rows: a row that does not keep its place comes from behind the first R'.
+    """
+    moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero().squeeze(1)
+    for layer in cache.layers:
+        if isinstance(layer, GrowingLayer):
+            layer.keep(len(rows), moved, rows[moved])
+        else:
+            with record_function(LABEL):
+                layer.reorder_cache(rows)
 
 
 def expand(parts: list[Cache], copies: list[Tensor]) -> Cache:

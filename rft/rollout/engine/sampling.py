@@ -84,7 +84,7 @@ def draw(logits: Tensor, streams: Tensor, position: Tensor, sampling: Sampling) 
     """Draws a token for each row.
 
     Args:
-        logits: (R, V).
+        logits: (R, V), which it may overwrite.
         streams: (R,) random streams.
         position: (1,) int64, the number of the token in its text.
         sampling: without regard to a first token.
@@ -116,15 +116,16 @@ def sample(
     """Draws one token a row by inverting the distribution function, tokens in the order of the vocabulary.
 
     Args:
-        logits: (R, V).
+        logits: (R, V), which it may overwrite.
         draws: (R,) float64 in [0, 1).
         temperature, top_k, top_p, min_p: as in `Sampling`; temperature above 0.
 
     Returns:
         Tokens (R,) int64 and log-probabilities (R,) float32 under the truncated, renormalised distribution.
     """
-    logits = logits.float()
-    weights = torch.softmax(logits if temperature == 1.0 else logits / temperature, -1)  # (R, V)
+    logits = logits.float() if temperature == 1.0 else logits.float() / temperature
+    # On a CPU a new tensor of this size takes about as long as the softmax: the system hands out its pages one by one.
+    weights = torch.softmax(logits, -1, out=logits if logits.device.type == "cpu" else None)  # (R, V)
     if top_k > 0 or top_p < 1.0 or min_p > 0.0:
         weights = truncate(weights, top_k, top_p, min_p)
     return invert(weights, draws)
@@ -171,6 +172,8 @@ def invert(weights: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
     """
     width = weights.shape[1]
     size = 1 << (width.bit_length() + 1) // 2  # about the square root, so that both searches are short
+    if size // 8 <= width & -width < size:
+        size = width & -width  # shorter blocks that divide the row need no copy of it
     if width % size:
         weights = torch.nn.functional.pad(weights, (0, -width % size))
     blocks = weights.unflatten(1, (-1, size))  # (R, K, size)

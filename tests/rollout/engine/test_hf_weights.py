@@ -1,5 +1,9 @@
 """New weights in the engine: they replace the tensors of the model, which must all be there."""
 
+import copy
+import weakref
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -12,7 +16,7 @@ from tests.rollout.word_models import MODELS, VOCABULARY, build, prompts_of, sam
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama"])
-def test_new_weights_change_the_text_and_share_storage(tokenizer, name):
+def test_new_weights_change_the_text(tokenizer, name):
     engine = hf_engine(build(name), tokenizer, 64)
     requests = [Request(prompts_of(5)[0], [1, 2])]
     before = engine.generate(requests, sampling())
@@ -23,19 +27,32 @@ def test_new_weights_change_the_text_and_share_storage(tokenizer, name):
     after = engine.generate(requests, sampling())
     assert {v for c in after[0] for v in c.versions} == {3}
     assert after[0][0].tokens != before[0][0].tokens
-    ours, theirs = engine.model.state_dict(), actor.state_dict()
-    assert all(ours[key].data_ptr() == theirs[key].data_ptr() for key in theirs)
     assert not any(parameter.requires_grad for parameter in engine.model.parameters())
     assert all(parameter.requires_grad for parameter in actor.parameters())
     again = hf_engine(actor, tokenizer, 64).generate(requests, sampling())
     assert [c.tokens for c in again[0]] == [c.tokens for c in after[0]]
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_weights_are_shared_but_for_those_that_a_cpu_reads_by_columns(device):
+    actor = build().float()
+    context = replace(engine_context(copy.deepcopy(actor), word_tokenizer(VOCABULARY)), device_type=device)
+    engine = HFEngine(context, 64, None, False)
+    weights = actor.state_dict()
+    engine.update_weights(0, weights.items())
+    for name, weight in engine.model.state_dict().items():
+        assert torch.equal(weight, weights[name])
+        copied = device == "cpu" and "norm" not in name  # the embeddings are tied to the head
+        assert (weight.data_ptr() == weights[name].data_ptr()) is not copied, name
+        assert (weight.stride(0) == 1) is (copied or weight.dim() == 1), name
+
+
 def test_one_name_of_tied_weights_is_enough(tokenizer):
     engine = hf_engine(build(), tokenizer, 64)
     tensors = {key: value.clone() for key, value in build().state_dict().items() if key != "lm_head.weight"}
     engine.update_weights(1, tensors.items())
-    assert engine.model.lm_head.weight.data_ptr() == tensors["model.embed_tokens.weight"].data_ptr()
+    assert torch.equal(engine.model.lm_head.weight, tensors["model.embed_tokens.weight"])
+    assert engine.model.lm_head.weight is engine.model.model.embed_tokens.weight
 
 
 def test_weights_of_another_type_are_converted(tokenizer):
@@ -91,8 +108,12 @@ def test_asleep_it_holds_nothing_and_wakes_with_the_same_answers():
         engine.update_weights(1, weights.items())
         first = engine.generate(requests, sampling())
         assert held(engine) > 100 * names * dtype.itemsize
+        head = engine.model.lm_head
+        by_columns = head.weight.stride(0) == 1
+        assert by_columns == (dtype == torch.float32), "a CPU reorders weights of fewer bits itself"
+        storage = weakref.ref(engine.columns.joined(head)) if by_columns else lambda: None
         engine.sleep()
-        assert held(engine) == names * dtype.itemsize
+        assert held(engine) == names * dtype.itemsize and storage() is None
         engine.update_weights(1, weights.items())
         assert engine.generate(requests, sampling()) == first
 

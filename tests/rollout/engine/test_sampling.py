@@ -98,7 +98,7 @@ def test_frequencies_and_logprobs_are_those_of_the_transformers_warpers(temperat
     assert temperature != 0.9 or 1 < (expected > 0).sum() < 6, "the case is to need each of the three"
 
     draws = uniform(stream(list(range(rows))), 0)
-    tokens, logprobs = sample(logits.expand(rows, -1), draws, temperature, top_k, top_p, min_p)
+    tokens, logprobs = sample(logits.repeat(rows, 1), draws, temperature, top_k, top_p, min_p)
     torch.testing.assert_close(logprobs.double(), expected.log()[tokens], rtol=0, atol=1e-5)
     counts = tokens.bincount(minlength=12)
     assert counts[expected == 0].sum() == 0
@@ -135,7 +135,7 @@ def test_greedy_scores_with_the_plain_softmax():
 def test_a_draw_does_not_see_other_rows():
     logits = torch.randn(9, 500, generator=torch.Generator().manual_seed(1))
     draws = uniform(stream(list(range(9))), 7)
-    together = sample(logits, draws, 1.0, 0, 0.9, 0.0)
+    together = sample(logits.clone(), draws, 1.0, 0, 0.9, 0.0)
     for row in range(9):
         alone = sample(logits[row : row + 1], draws[row : row + 1], 1.0, 0, 0.9, 0.0)
         assert alone[0] == together[0][row]

@@ -11,9 +11,10 @@ from transformers import Cache, PreTrainedModel
 
 from rft.actor.forward.vocabulary import forbid_
 from rft.rollout.engine.decoding.cuda_graph import CudaGraph
+from rft.rollout.engine.decoding.fused_step import FusedStep
 from rft.rollout.engine.decoding.rows import Rows
 from rft.rollout.engine.decoding.step_attention import attends_by_step, step_obstacle
-from rft.rollout.engine.kv_cache import make_static
+from rft.rollout.engine.kv_cache import keep_rows, make_static
 from rft.rollout.engine.sampling import Sampling, draw, draws_on_device
 
 RECORDED = "cuda"  # the device whose steps are recorded
@@ -30,6 +31,7 @@ class Decoder:
         prompt: tokens of the longest prompt.
         sampling: how tokens are drawn.
         forbidden: see `forbidden_logits`.
+        fused: computes the steps in the place of the model; None: the model computes them.
 
     Attributes:
         ahead: steps after which the engine looks which rows have ended. Tokens behind an end have no use.
@@ -44,6 +46,7 @@ class Decoder:
     prompt: int
     sampling: Sampling
     forbidden: Tensor | None
+    fused: FusedStep | None
     ahead: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
@@ -60,8 +63,8 @@ class Decoder:
         return live
 
     def keep(self, rows: Tensor) -> None:
-        """Keeps these rows (R',) alone."""
-        self.cache.reorder_cache(rows)
+        """Keeps these rows (R',) alone; see `keep_rows`."""
+        keep_rows(self.cache, rows)
         self.rows.keep(rows)
 
     def take(self, logits: Tensor, sampling: Sampling) -> None:
@@ -88,16 +91,18 @@ class Decoder:
 
     def _logits(self) -> Tensor:
         """The logits (R, V) behind the newest tokens."""
-        masks: dict[str, Tensor] = {}
-        if self.rows.padded or self.rows.deltas is not None:
-            positions = (self._place - self.rows.padding)[:, None]  # (R, 1)
-            masks["position_ids"] = positions if self.rows.deltas is None else positions + self.rows.deltas
-        if self.rows.padded:
+        rows, positions, seen = self.rows, self._place[:, None], None
+        if rows.padded:
+            positions = (self._place - rows.padding)[:, None]  # (R, 1)
             columns = torch.arange(self.prompt + self.drawn, device=positions.device)
-            seen = columns >= self.rows.padding[:, None]  # (R, T)
-            if self._by_step:
-                return self._logits_by_step(seen, positions)
-            masks["attention_mask"] = seen
+            seen = columns >= rows.padding[:, None]  # (R, T)
+        if self.fused is not None:
+            return self.fused(rows.tokens, positions, self.cache, seen)
+        if seen is not None and self._by_step:
+            return self._logits_by_step(seen, positions)
+        masks: dict[str, Tensor] = {} if seen is None else {"attention_mask": seen, "position_ids": positions}
+        if rows.deltas is not None:
+            masks["position_ids"] = positions + rows.deltas
         return self._forward(**masks)
 
     def _logits_by_step(self, seen: Tensor, positions: Tensor) -> Tensor:

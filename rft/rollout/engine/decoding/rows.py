@@ -55,6 +55,13 @@ class Rows:
     def __len__(self) -> int:
         return len(self.numbers)
 
+    def compacted(self, size: int) -> Tensor:
+        """The first `size` rows (size,), with all live ones: those behind take the places of rows that have ended."""
+        rows = torch.arange(size, device=self.live.device)
+        behind = self.live[size:].nonzero().squeeze(1) + size
+        rows[(~self.live[:size]).nonzero().squeeze(1)[: len(behind)]] = behind
+        return rows
+
     def keep(self, rows: Tensor) -> None:
         """Keeps these rows (R',) alone, in new tensors."""
         for name, value in list(vars(self).items()):

@@ -119,7 +119,7 @@ def test_the_host_looks_at_the_rows_once_in_several_steps(monkeypatch, tokenizer
     static, growing = engines("qwen3", tokenizer)
     requests = [Request(prompt, [1, 2, 3], [3, 9, 19]) for prompt in prompts_of(4, 7)]
     found = static.generate(requests, sampling(max_new_tokens=19))
-    assert [columns for _, columns in looks] == [9, 8, 2]
+    assert [columns for rows, *columns in looks if columns] == [[9], [8], [2]]
     looks.clear()
     same(found, growing.generate(requests, sampling(max_new_tokens=19)))
-    assert [columns for _, columns in looks] == [2] + [1] * 17
+    assert [columns for rows, *columns in looks if columns] == [[2]] + [[1]] * 17

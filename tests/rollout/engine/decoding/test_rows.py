@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from rft.rollout.engine.decoding.rows import Rows
@@ -20,3 +21,18 @@ def test_rows_without_padding():
     assert not rows.padded
     rows.keep(torch.tensor([1]))
     assert rows.deltas is None
+
+
+@pytest.mark.parametrize(
+    ("live", "size", "kept"),
+    [
+        ([1, 0, 1, 0, 1, 1], 4, [0, 4, 2, 5]),
+        ([0, 0, 1, 0, 0, 1], 2, [2, 5]),
+        ([1, 0, 0, 0, 1, 0], 4, [0, 4, 2, 3]),  # more rows than live ones
+        ([1, 1, 0, 0, 0, 0], 2, [0, 1]),
+    ],
+)
+def test_live_rows_take_the_places_of_ended_ones(live, size, kept):
+    rows = Rows.of([0] * 6, list(range(6)), [9] * 6, None, torch.device("cpu"))
+    rows.live = torch.tensor(live).bool()
+    assert rows.compacted(size).tolist() == kept

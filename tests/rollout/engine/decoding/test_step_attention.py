@@ -24,6 +24,7 @@ def test_padded_rows_attend_without_copies_of_keys(monkeypatch, tokenizer, name,
     attend = module.scaled_dot_product_attention
     monkeypatch.setattr(module, "scaled_dot_product_attention", recorded)
     engine = hf_engine(build(name), tokenizer, 64)
+    engine.fuses = False
     engine.generate([Request(prompt, [1, 2]) for prompt in prompts_of(5, 5)], sampling())
     assert heads == []
     engine.generate([Request(prompt, [1, 2]) for prompt in prompts_of(3, 8)], sampling())
