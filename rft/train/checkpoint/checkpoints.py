@@ -24,7 +24,7 @@ from rft.logger.disk import HeldFolder, make_folder, rename, sync
 from rft.train.checkpoint.manifest import damage, describe, files_of, read_manifest, write_manifest
 from rft.train.checkpoint.names import checkpoints_in, delete, make_empty, name_of, remove, set_aside
 from rft.train.checkpoint.options import CheckpointOptions
-from rft.train.checkpoint.saved_state import STATE, SavedState
+from rft.train.checkpoint.saved_state import STATE, STRUCTURE, SavedState, structure_of
 from rft.train.checkpoint.shards import Stager, reason_of, save_tensors
 from rft.train.checkpoint.tree import split
 from rft.train.folder.run_folder import RunFolder
@@ -309,6 +309,7 @@ class Checkpoints:
         problem = next((text for text, _ in found if text is not None), None)
         if rank == 0 and problem is None:
             try:
+                facts[STRUCTURE] = structure_of(tree)
                 self._complete(partial, {name: value for _, part in found for name, value in part.items()}, facts)
             except OSError as error:
                 problem = reason_of(error)
