@@ -28,6 +28,7 @@ from rft.train.checkpoint.saved_state import STATE, STRUCTURE, SavedState, struc
 from rft.train.checkpoint.shards import Stager, reason_of, save_tensors
 from rft.train.checkpoint.tree import split
 from rft.train.folder.run_folder import RunFolder
+from rft.waits import waiting
 
 CLOSE_S = 60.0  # seconds that an error of the run waits for a checkpoint that is being written
 LATEST = "latest"
@@ -158,7 +159,7 @@ class Checkpoints:
             return
         staged = self._stage(tensors)
         if self._group is None:
-            self._group = dist.new_group(backend="gloo")
+            self._group = self._world.new_group(backend="gloo")
         facts: dict[str, Any] = {"step": step, "metric": metric, "ranks": self._world.size, "torch": torch.__version__}
         facts["extra"] = not last and not self.due(step)
         if self._command is not None:
@@ -169,8 +170,10 @@ class Checkpoints:
         """Waits until the last checkpoint is on the disk. A collective. True unless it could not be written."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
-            with self._world.wait.during(
-                f"the writing of the checkpoint of step {self._written}", self._writer or None
+            work = f"the writing of the checkpoint of step {self._written}"
+            with (
+                self._world.wait.during(work, self._writer or None),
+                waiting(f"the run waits for {work} to {self.folder}"),
             ):
                 self._problem = writing.result()
             if self._problem is not None:
