@@ -107,7 +107,8 @@ def test_a_rank_that_hangs_before_a_group_is_made_is_named_without_the_timeout_o
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_slow_ends_nothing_and_the_first_rank_that_waits_names_it():
+def test_a_rank_that_is_slow_ends_nothing():
+    """The first rank that waits for it names it."""
     codes, said, seconds = run_ranks("slow", 3, dead_after=6)
     assert codes == [0, 0] and seconds > 8
     line = (
