@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -171,10 +172,9 @@ class Checkpoints:
         if self._writing is not None:
             writing, self._writing = self._writing, None
             work = f"the writing of the checkpoint of step {self._written}"
-            with (
-                self._world.wait.during(work, self._writer or None),
-                waiting(f"the run waits for {work} to {self.folder}"),
-            ):
+            first = self._world.rank == 0
+            saying = waiting(f"the run waits for {work} to {self.folder}") if first else nullcontext()
+            with self._world.wait.during(work, self._writer or None), saying:
                 self._problem = writing.result()
             if self._problem is not None:
                 self._warn(self._failure(self._problem))
