@@ -138,7 +138,7 @@ class ServerClient:
             found = json.loads(answer) if answer.strip() else None
             return valid_text(found, self.name) if HALF_PAIR.search(answer) else found
         except ValueError as error:
-            raise self.bad_response(f"{call}: not JSON: {answer[:80]!r}") from error
+            raise self.bad_response(f"{call}: not JSON: {_start(answer, 80)!r}") from error
 
     async def _call(self, method: str, path: str, body: bytes) -> bytes:
         call = f"{method} {path}"
@@ -154,7 +154,7 @@ class ServerClient:
         except (httpx.HTTPError, OSError) as error:
             raise RequestFailed(f"{self.name}: {call}: {_root_cause(error)}") from error
         if not response.is_success:
-            said = one_line(redact(response.content.decode(errors="replace"))[:SHOWN])  # redacted before it is cut
+            said = one_line(_start(response.content, SHOWN))
             raise RequestRefused(f"{self.name}: {call}: status {response.status_code}: {said}", response.status_code)
         return bytes(response.content)
 
@@ -169,6 +169,11 @@ class ServerClient:
             yield
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise self.bad_response(f"{what} cannot be read: {error!r:.{SHOWN}}") from error
+
+
+def _start(answer: bytes, count: int) -> str:
+    """The first characters of an answer. It is redacted before it is cut, as the cut may lie within a value."""
+    return redact(answer.decode(errors="replace"))[:count]
 
 
 def bearer(key: str | None) -> dict[str, str]:

@@ -118,6 +118,18 @@ def test_a_refusal_is_quoted_in_one_line_without_codes_of_a_terminal(says):
         asyncio.run(peer.get("/"))
 
 
+def test_a_value_at_which_an_answer_is_cut_is_redacted_before(says, monkeypatch):
+    monkeypatch.setattr(redaction, "_hidden", {"sk-2718281828": "${oc.env:KEY}"})
+    body = b"x" * 496 + b"sk-2718281828"
+    peer, _ = says(b"HTTP/1.1 401 No\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+    with pytest.raises(RequestRefused, match=r"status 401: x{496}\$\{oc$"):
+        asyncio.run(peer.get("/"))
+    body = b"x" * 76 + b"sk-2718281828"
+    peer, _ = says(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+    with pytest.raises(BadResponse, match=r"not JSON: 'x{76}\$\{oc'$"):
+        asyncio.run(peer.get("/"))
+
+
 def test_halves_of_characters_in_an_answer_are_replaced(says):
     body = b'{"a": ["\\ud800", "\\ud83d\\ude00", "\xed\x95\x9c"]}'
     peer, _ = says(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
