@@ -9,8 +9,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from rft.waits import waiting
 
 JOIN_S = 600.0  # seconds in which all ranks of a run must have started
 FAILURE = "rft/failure"  # key in the store of the process group: [rank, message] of the first error
@@ -126,6 +128,16 @@ class World:
             dist.all_to_all_single(incoming, data.to(self.device), sizes, [len(data)] + [0] * (self.size - 1))
         return [*incoming.cpu().split(lengths)] if here else []
 
+    def new_group(self, ranks: Sequence[int] | None = None, backend: str | None = None) -> dist.ProcessGroup:
+        """A group of some ranks, or of all. A collective of all ranks."""
+        with self.wait.within("new_group"):
+            return dist.new_group(None if ranks is None else list(ranks), backend=backend)
+
+    def new_mesh(self, shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
+        """A mesh over all ranks, with a group for each of its dimensions. A collective."""
+        with self.wait.within("new_mesh"):
+            return init_device_mesh(self.device.type, shape, mesh_dim_names=names)
+
     def decide(self, choose: Callable[[], Any]) -> Any:
         """Calls `choose` on rank zero and broadcasts the result; its ValueError or OSError is raised on every rank."""
         result: list[Any] = [None, None]  # value, error
@@ -187,15 +199,13 @@ def start(device: str) -> World:
         backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
         try:
             if "RANK" in os.environ:
-                dist.init_process_group(backend, timeout=timedelta(seconds=JOIN_S))
+                with _waiting_for_ranks("to start"):
+                    dist.init_process_group(backend, timeout=timedelta(seconds=JOIN_S))
             else:
                 dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
         except dist.DistError as error:  # of the store, through which the ranks find each other
-            rank, ranks, host, port = (
-                os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-            )
             raise ValueError(
-                f"rank {rank} did not find all {ranks} ranks of the run at {host}:{port} within {JOIN_S:g} s "
+                f"rank {os.environ['RANK']} did not find {_all_ranks()} within {JOIN_S:g} s "
                 f"({str(error).splitlines()[0]}): start all of them within this time, see their output, or check the "
                 "network between their machines"
             ) from error
@@ -209,6 +219,17 @@ def start(device: str) -> World:
     if kind == "cuda":
         check_nccl(world)
     return world
+
+
+def _all_ranks() -> str:
+    ranks, host, port = (os.environ[name] for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+    return f"all {ranks} ranks of the run at {host}:{port}"
+
+
+def _waiting_for_ranks(what: str) -> AbstractContextManager[None]:
+    """The block waits for all ranks, which the first one of every machine says."""
+    wait = f"rank {os.environ['RANK']} waits for {_all_ranks()} {what}"
+    return waiting(wait) if os.environ.get("LOCAL_RANK", "0") == "0" else nullcontext()
 
 
 def check_nccl(world: World) -> None:
@@ -293,7 +314,7 @@ def leave() -> None:
     It skips the interpreter's teardown, in which threads of gloo sometimes abort a process after its work is done.
     """
     if "RANK" in os.environ and dist.is_initialized():
-        with suppress(RuntimeError):  # of a rank that has died: the work is done
+        with suppress(RuntimeError), _waiting_for_ranks("to end"):  # an error of a rank that has died: the work is done
             dist.barrier()
         sys.stdout.flush()
         sys.stderr.flush()

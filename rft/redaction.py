@@ -20,7 +20,7 @@ _hidden: dict[str, str] = {}  # values of this process, and the text that messag
 
 def hide(value: str, source: str) -> None:
     """From now on `redact` replaces a value by its source, such as `${oc.env:NAME}`, if it is not too short."""
-    for text in (value, value.strip()):  # a header has the key of a file without its line end
+    for text in (value, value.strip(), *value.splitlines()):  # a header has no line end, and output comes in lines
         if len(text) >= SHORTEST:
             _hidden.setdefault(text, source)
 
@@ -37,8 +37,10 @@ def redact(text: str) -> str:
 
 
 def redact_log_records() -> None:
-    """Redacts what the handlers of the root logger write, tracebacks too, without what a terminal interprets."""
-    for handler in logging.getLogger().handlers:
+    """Redacts what the handlers of the root logger write, tracebacks too, without what a terminal interprets. So does
+    the handler of a program that has set none."""
+    last = [] if logging.lastResort is None else [logging.lastResort]
+    for handler in [*logging.getLogger().handlers, *last]:
         if _redact_record not in handler.filters:
             handler.addFilter(_redact_record)
 

@@ -39,6 +39,7 @@ ROOT_MODULES = (
     "distributed",
     "stateful",
     "sanitize",
+    "waits",
 )  # modules of the root that everything may import
 LINES, FILES = 400, 13
 BACKENDS = re.compile(r"vllm|sglang|fsdp", re.IGNORECASE)

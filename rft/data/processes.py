@@ -5,19 +5,22 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
+from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 import torch
 
 from rft.logger.console import work_progress
+from rft.waits import waiting
 
 CHUNK = 1024  # rows that are read at once
 FORKED = 16_384  # fewer rows take less time than it takes to start processes
 MOST = 16  # processes: each needs memory of its own
+CHUNK_S = 3600.0  # seconds; processes that finish no chunk for so long do not answer
 TOKENIZERS_PARALLELISM = "TOKENIZERS_PARALLELISM"
 PR_SET_PDEATHSIG = 1
 Made = TypeVar("Made")
@@ -35,13 +38,14 @@ def in_chunks(name: str, count: int, work: Callable[[range], Made]) -> list[Made
 
     Raises:
         ValueError: that of the first chunk for which `work` raises one.
-        RuntimeError: a process has ended, such as one that was killed because memory was used up.
+        RuntimeError: a process has ended, such as one that was killed because memory was used up; or a chunk is not
+            done `CHUNK_S` seconds after the one before.
     """
     chunks = [range(start, min(start + CHUNK, count)) for start in range(0, count, CHUNK)]
     if count < FORKED:
         return [work(chunk) for chunk in chunks]
     made = list[Made]()
-    with _mapped(work, chunks) as found, work_progress(name, count) as show:
+    with _mapped(name, work, chunks) as found, work_progress(name, count) as show:
         for chunk, result in zip(chunks, found, strict=True):
             made.append(result)
             show(chunk.stop)
@@ -49,7 +53,7 @@ def in_chunks(name: str, count: int, work: Callable[[range], Made]) -> list[Made
 
 
 @contextmanager
-def _mapped(work: Callable[[range], Made], chunks: list[range]) -> Iterator[Iterator[Made]]:
+def _mapped(name: str, work: Callable[[range], Made], chunks: list[range]) -> Iterator[Iterator[Made]]:
     """The results of all chunks, in order, of as many processes as this rank has cores."""
     processes = min(cores(), MOST, len(chunks))
     if processes == 1:
@@ -58,10 +62,10 @@ def _mapped(work: Callable[[range], Made], chunks: list[range]) -> Iterator[Iter
     before = os.environ.get(TOKENIZERS_PARALLELISM)
     # forked processes have none of the threads of this one: tokenizers and torch must not wait for them
     os.environ[TOKENIZERS_PARALLELISM] = "false"
-    given = (work, os.getpid())
+    given, others = (work, os.getpid()), {*active_children()}
     executor = ProcessPoolExecutor(processes, get_context("fork"), initializer=_Child.begin, initargs=given)
     try:
-        yield executor.map(_Child.run, chunks)
+        yield _results(name, [(chunk, executor.submit(_Child.run, chunk)) for chunk in chunks], others)
     except BrokenProcessPool as error:
         raise RuntimeError(
             f"one of {processes} processes that read the rows has ended, maybe killed for its memory; free memory, or "
@@ -73,6 +77,25 @@ def _mapped(work: Callable[[range], Made], chunks: list[range]) -> Iterator[Iter
             del os.environ[TOKENIZERS_PARALLELISM]
         else:
             os.environ[TOKENIZERS_PARALLELISM] = before
+
+
+def _results(name: str, futures: list[tuple[range, Future[Made]]], others: set[BaseProcess]) -> Iterator[Made]:
+    """The results of chunks, in order; ends the processes, which are no `others`, where one does not come."""
+    for chunk, future in futures:
+        rows = f"rows {chunk.start + 1} to {chunk.stop}"
+        try:
+            with waiting(f"{name}: the run waits for the processes that read {rows}", name):
+                result = future.result(CHUNK_S)
+        except TimeoutError as error:
+            if future.done():  # it is an error of the work
+                raise
+            for process in {*active_children()} - others:
+                process.kill()
+            raise RuntimeError(
+                f"the processes that read the rows have not done {rows} within {CHUNK_S:g} s; run on fewer cores "
+                "(taskset --cpu-list 0 starts none), or look for a file system that does not answer"
+            ) from error
+        yield result
 
 
 class _Child:

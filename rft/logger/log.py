@@ -35,6 +35,7 @@ from rft.logger.history import (
 from rft.logger.media import MediaFile, media_files
 from rft.redaction import redact
 from rft.sanitize import printable
+from rft.waits import waiting
 
 Store = Callable[[Mapping[str, Any], Path, Path], dict[str, Any]]  # a row, the run folder, that of the file
 
@@ -116,7 +117,8 @@ class RunLog:
         self._known: History | None = None  # of the folder, from the first time that it is needed
         self._closed = False
         for sink in sinks:
-            sink.open(run, config)
+            with waiting(f"the run waits for {_name(sink)}, which opens its record"):
+                sink.open(run, config)
 
     def rewind(self, step: int) -> None:
         """Drops everything that an interrupted run wrote after the step from which it resumes (-1 drops all)."""
@@ -257,7 +259,7 @@ class RunLog:
         if problem := self._records.flush():
             self.console.warning(f"{redact(problem)}: the last records of the run are lost")
         for sink in self._sinks:
-            with self._surviving(_name(sink)):
+            with self._surviving(_name(sink)), waiting(f"the run waits for {_name(sink)}, which closes its record"):
                 sink.close(bool(failure))
         page = self._write_report()
         history, conclusions = self._history(), list[str]()

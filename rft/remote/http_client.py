@@ -21,10 +21,10 @@ try:  # huggingface_hub depends on httpx2 from version 2 on and on httpx before;
 except ImportError:
     import httpx  # type: ignore[no-redef]
 
-from rft.redaction import hide
+from rft.redaction import hide, redact
 from rft.sanitize import one_line, valid_text
+from rft.waits import Reminder
 
-LOG_EVERY_S = 30.0  # seconds between the log lines of a long wait
 PROBE_S = 10.0  # deadline of a call that needs no computation
 PORTS = {"http": 80, "https": 443}
 SHOWN = 500  # characters of a refusal, or of an error about a response, that the error message quotes
@@ -138,7 +138,7 @@ class ServerClient:
             found = json.loads(answer) if answer.strip() else None
             return valid_text(found, self.name) if HALF_PAIR.search(answer) else found
         except ValueError as error:
-            raise self.bad_response(f"{call}: not JSON: {answer[:80]!r}") from error
+            raise self.bad_response(f"{call}: not JSON: {_start(answer, 80)!r}") from error
 
     async def _call(self, method: str, path: str, body: bytes) -> bytes:
         call = f"{method} {path}"
@@ -154,7 +154,7 @@ class ServerClient:
         except (httpx.HTTPError, OSError) as error:
             raise RequestFailed(f"{self.name}: {call}: {_root_cause(error)}") from error
         if not response.is_success:
-            said = one_line(response.content[:SHOWN].decode(errors="replace"))
+            said = one_line(_start(response.content, SHOWN))
             raise RequestRefused(f"{self.name}: {call}: status {response.status_code}: {said}", response.status_code)
         return bytes(response.content)
 
@@ -169,6 +169,11 @@ class ServerClient:
             yield
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise self.bad_response(f"{what} cannot be read: {error!r:.{SHOWN}}") from error
+
+
+def _start(answer: bytes, count: int) -> str:
+    """The first characters of an answer. It is redacted before it is cut, as the cut may lie within a value."""
+    return redact(answer.decode(errors="replace"))[:count]
 
 
 def bearer(key: str | None) -> dict[str, str]:
@@ -206,12 +211,16 @@ def _root_cause(error: BaseException) -> str:
 
 
 @asynccontextmanager
-async def deadline(what: str | Callable[[], str], deadline: float | None) -> AsyncIterator[None]:
-    """Limits the time of the code inside, and logs at intervals that the process still waits.
+async def deadline(
+    what: str | Callable[[], str], deadline: float | None, reminder: Reminder | None = None
+) -> AsyncIterator[None]:
+    """Limits the time of the code inside.
 
     Args:
         what: who waits for what.
         deadline: seconds, or None where the code inside has deadlines of its own.
+        reminder: says that the process still waits. None: a wait around this one says so for all servers, or nothing
+            waits for the code inside.
 
     Raises:
         TimeoutError: names the wait.
@@ -221,12 +230,12 @@ async def deadline(what: str | Callable[[], str], deadline: float | None) -> Asy
     def name() -> str:
         return what if isinstance(what, str) else what()
 
-    async def log() -> None:
+    async def remind(reminder: Reminder) -> None:
         while True:
-            await asyncio.sleep(LOG_EVERY_S)
-            logging.getLogger(__name__).warning("%s, %.0f s", name(), time.monotonic() - start)
+            await asyncio.sleep(start + reminder.after_s - time.monotonic())
+            reminder.say(name(), time.monotonic() - start)
 
-    logging_task = asyncio.create_task(log())
+    reminding = None if reminder is None else asyncio.create_task(remind(reminder))
     try:
         async with asyncio.timeout(deadline) as limit:
             yield
@@ -235,4 +244,5 @@ async def deadline(what: str | Callable[[], str], deadline: float | None) -> Asy
             raise TimeoutError(f"{name()}, {deadline:g} s") from error
         raise
     finally:
-        logging_task.cancel()
+        if reminding is not None:
+            reminding.cancel()

@@ -15,6 +15,7 @@ from typing import Any
 from rft.remote.http_client import PROBE_S, RequestFailed, ServerClient, deadline
 from rft.remote.requests import Assignment, RequestGroup, Server, ServerRequest
 from rft.remote.retry import ServerPolicy
+from rft.waits import Reminder
 
 TICK_S = 0.1  # between looks for groups that are late
 # A group is late after LATE times the mean duration of finished groups, but not before LATE_S seconds.
@@ -83,7 +84,7 @@ class LoadBalancer:
             for server in self._servers:
                 self._start(self._watch(server))
             has = f"{self._who} has {{}} of {total} {self._what}s ({{}})"
-            async with deadline(lambda: has.format(self._done, self._loads()), None):
+            async with deadline(lambda: has.format(self._done, self._loads()), None, Reminder(self._key)):
                 while self._done < total:
                     if not any(server.ready for server in self._servers):
                         await self._until_ready()

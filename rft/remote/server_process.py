@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from rft.redaction import redact
 from rft.remote import process_supervisor
 from rft.remote.http_client import PROBE_S
 
@@ -73,7 +74,8 @@ class ServerProcess:
         status = self._process.poll()
         if status is None:
             return ""
-        return f"ended with status {status}; the end of {self.log}:\n{self.log.read_text(errors='replace')[-2000:]}"
+        said = redact(self.log.read_text(errors="replace"))[-2000:]  # before it is cut, within a value maybe
+        return f"ended with status {status}; the end of {self.log}:\n{said}"
 
     def reset_restarts(self) -> None:
         """Notes that the server works: when it ends, it may be restarted at once."""

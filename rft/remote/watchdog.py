@@ -1,4 +1,5 @@
 """Ends every rank of a run when one of them fails, dies or no longer answers, and says which one and who waited where.
+While they wait long, a line of the log has the rank that they wait for.
 
 The ranks share a store, that of the process group. In it each rank publishes once a second that it lives, where its
 main thread is and in which collective it waits; the first error of any rank; and the ranks that are found dead.
@@ -23,6 +24,7 @@ import torch.distributed as dist
 
 from rft.distributed import PeerError, Wait, World, first_failure
 from rft.errors import report_to_torchrun
+from rft.waits import Reminder
 
 PACKAGE = Path(__file__).parent.parent
 INSTALLED = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
@@ -79,6 +81,7 @@ class Watchdog:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._beats = 0
+        self._reminder = Reminder("ranks")
         self._depth = 0  # of the block
         self._leaving = False  # the main thread has seen an error and ends by itself
         self._failure = (0, "the store of the process group, which rank 0 or its torchrun holds, is gone")
@@ -169,7 +172,7 @@ class Watchdog:
                     self._fail(following, f"it gives no sign of life for {self._dead_after:g} s (faults.dead_after_s)")
                 if self._leaving:
                     continue
-                self._check_timeout(self._world.wait)
+                self._check_wait(self._world.wait)
                 found = first_failure(self._store, "")
                 if found[0] >= 0:
                     self._failure, failed = found, failed or now
@@ -179,26 +182,37 @@ class Watchdog:
             if not self._ended.wait(GRACE) and not self._leaving:
                 self._exit(where(stack_of(self._main)))
 
-    def _check_timeout(self, wait: Wait) -> None:
-        """Ends the process where a collective, or work that needs all ranks, takes too long."""
+    def _check_wait(self, wait: Wait) -> None:
+        """Logs that a collective, or work that needs all ranks, takes long; ends the process if it takes too long."""
         own, waited = (wait.count, wait.name, wait.work), time.monotonic() - wait.since
-        if not any(own[1:]) or waited < self._timeout:
+        if not any(own[1:]) or waited < min(self._reminder.after_s, self._timeout):
             return
         frames = self._frames()  # now: the thread leaves the collective when another rank ends
+        waits, late = bool(wait.name) or blocked(frames), waited >= self._timeout
+        if not waits and waited < self._timeout + LATE:
+            return  # this rank may be the one that the others wait for: they log or publish it
         beats = {rank: beat for rank in self._others() if (beat := self._read(rank)) is not None}
         missing = [rank for rank, beat in beats.items() if (beat.calls, beat.name, beat.work) != own]
         if not wait.name:
-            if not blocked(frames) and waited < self._timeout + LATE:
-                return  # this rank may be the one that the others wait for: they publish it
             missing = [rank for rank, beat in beats.items() if not beat.blocked] or missing
         missing = missing or self._others()
         at = f", which is at {beats[missing[0]].place}" if missing[0] in beats else ""
         place = f"{where(frames)}{f' during {wait.work}' if wait.work else ''}"
+        if not late:
+            self._say(f"rank {self._world.rank} waits in {place} for rank {missing[0]}{at}", waited, missing)
+            return
         text = f"rank {self._world.rank} waited {waited:.0f} s in {place} for rank {missing[0]}{at}"
         self._fail(missing[0], f"{text} (faults.collective_timeout_s={self._timeout:g})")
         self._failure = first_failure(self._store, "")
         self._keep_store()
         self._exit(place)
+
+    def _say(self, what: str, seconds: float, missing: list[int]) -> None:
+        """Logs a wait on the first rank that waits."""
+        if all(rank in missing for rank in range(self._world.rank)):
+            self._reminder.say(what, seconds)
+        else:
+            self._reminder.postpone()
 
     def _search(self) -> None:
         """After a lost connection: waits for the error of another rank, or publishes the rank that is dead."""

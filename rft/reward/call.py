@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -21,6 +22,7 @@ from rft.reward.term import LARGEST_SCORE, Term, Unscored
 from rft.reward.thought import Reading, ReadingOptions, split_node
 from rft.reward.workers import WorkerPool
 from rft.sanitize import OTHER, Names, one_line
+from rft.waits import waiting
 
 Score = Annotated[float, Range(low=-LARGEST_SCORE, high=LARGEST_SCORE)]
 Failed = Literal["drop_row", "drop_group", "stop"] | Score
@@ -104,7 +106,7 @@ class Caller:
     def begin(self) -> "Calls":
         """The calls of one round of responses."""
         reading = None if self.workers == "http" else self.reading  # the servers read whole responses in the same way
-        return Calls(self.runner, self.term.rows_per_call, self.tries, self.term.collective, reading)
+        return Calls(self._name, self.runner, self.term.rows_per_call, self.tries, self.term.collective, reading)
 
     def extract(self, response: str, row: Mapping[str, Any]) -> str | None:
         """The answer in a response to a row, see `Term.extract`; None where a thought of it does not end."""
@@ -146,6 +148,7 @@ class Calls:
     """The calls of one term for one round of responses. `add` starts calls beside the main thread, where it can.
 
     Args:
+        name: of the term.
         runner: of the term.
         size: most responses of one call; None: `finish` makes one call of all of them.
         tries: calls of one response until one succeeds.
@@ -153,8 +156,11 @@ class Calls:
         reading: which part of a response the term gets; None: all.
     """
 
-    def __init__(self, runner: Runner, size: int | None, tries: int, collective: bool, reading: Reading | None) -> None:
+    def __init__(
+        self, name: str, runner: Runner, size: int | None, tries: int, collective: bool, reading: Reading | None
+    ) -> None:
         assert not collective or (size is None and tries == 1), "all ranks make as many calls"
+        self._name = name
         self._runner = runner
         self._reading = reading
         self._size = size
@@ -223,7 +229,13 @@ class Calls:
     def _collect(self) -> list[tuple[Job, Any]]:
         """The responses of the calls that run, with their outcomes."""
         running, self._running = self._running, []
-        return [pair for jobs, future in running for pair in zip(jobs, future.result(), strict=True)]
+
+        def what() -> str:
+            left = sum(not future.done() for _, future in running)
+            return f"the run waits for {left} of {len(running)} calls of the reward term {self._name!r}"
+
+        with waiting(what, f"reward {self._name}") if self._runner.beside else nullcontext():
+            return [pair for jobs, future in running for pair in zip(jobs, future.result(), strict=True)]
 
 
 def finish_all(calls: Mapping[str, Calls]) -> dict[str, dict[int, Any]]:

@@ -19,6 +19,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 from rft.errors import FunctionError
+from rft.remote.child_process import ChildProcess
 from rft.reward import REWARDS
 from rft.reward.failure import Failure
 from rft.reward.runners import Outcomes, Rows, Runner, outcomes
@@ -85,7 +86,7 @@ class WorkerPool(Runner):
         self._setup = Setup(module, dict(node), key, workers, deadline_s)
         self._numbers = itertools.count()
         self._lock = threading.Lock()  # guards what follows, and writing to the line
-        self._server: tuple[subprocess.Popen[bytes], Connection] | None = None
+        self._server: tuple[ChildProcess, Connection] | None = None
         self._ready = False  # the fork server has built the term
         self._jobs: dict[int, Job] = {}  # without a result
         self._unsent: deque[int] = deque()
@@ -167,23 +168,18 @@ class WorkerPool(Runner):
             jobs, self._jobs, self._receiver = self._jobs, {}, None
             self._unsent.clear()
         line.close()
-        try:
-            server.wait(END_S)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
+        server.end(END_S)
         for job in jobs.values():
             job.answer(Failure("no_workers", problem), self._name)
 
 
-def start_fork_server(setup: Setup) -> tuple[subprocess.Popen[bytes], Connection]:
+def start_fork_server(setup: Setup) -> tuple[ChildProcess, Connection]:
     """Starts a fork server; its first message is None, or why it could not build the term."""
     own, other = socket.socketpair()
     path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
-    server = subprocess.Popen(
+    server = ChildProcess(
         [sys.executable, "-m", "rft.reward.fork_server", str(other.fileno())],
         stdin=subprocess.DEVNULL,
-        stdout=2,  # what a function prints is not the output of the run
         pass_fds=[other.fileno()],
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
     )

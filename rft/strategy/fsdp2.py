@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.profiler import record_function
@@ -146,7 +145,7 @@ class FSDP2(Strategy):
         self._experts: ExpertParallel | None = None
         if replicas > 1:
             shape = (replicas, world.size // replicas)
-            self._mesh = init_device_mesh(world.device.type, shape, mesh_dim_names=("replicate", "shard"))
+            self._mesh = world.new_mesh(shape, ("replicate", "shard"))
             self._block_mesh = self._mesh
         if tensor_parallel > 1:
             self.context = TensorParallel(world, tensor_parallel, replicas)

@@ -4,7 +4,6 @@ The export itself writes the folder, and so the two are equal. Weights are read 
 time. Those that do not train are in no checkpoint: they are read from `actor.path`, or drawn from the seed.
 """
 
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,8 +33,8 @@ from rft.data.encode.processor import MediaProcessor
 from rft.registry import Target
 from rft.setup.parts import actor_of, processor_of, strategy_of
 from rft.strategy.base import AUTO, DTYPES
-from rft.train.checkpoint.checkpoints import STATE
 from rft.train.checkpoint.manifest import damage, read_manifest
+from rft.train.checkpoint.saved_state import SavedState
 from rft.train.checkpoint.shards import file_numbers, load_tensors
 from rft.train.checkpoint.tree import join, places
 
@@ -196,10 +195,11 @@ def read_policy(folder: Path, average: bool) -> SavedPolicy:
     processor = processor_of(config["actor"])
     actor, strategy = actor_of(config["actor"], POLICY), strategy_of(config["strategy"])
     encoder = Encoder(tokenizer, config["data"]["template"], None, arguments=config["data"]["template_arguments"] or {})
-    state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-    saved = state["actors"][POLICY]
-    weights: dict[str, Any] = saved["network"]
-    assert saved["as_loaded"], "a policy takes over the weights of no other model"
+    state = SavedState(folder)
+    with state.reading():
+        saved = state.nodes("actors")[POLICY]
+        weights: dict[str, Any] = saved["network"]
+        assert saved["as_loaded"], "a policy takes over the weights of no other model"
     if average:
         if "average" not in saved:
             raise ValueError(f"{folder} has no average of the weights (actor.ema=null); leave out --average")

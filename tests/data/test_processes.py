@@ -2,10 +2,12 @@
 
 import os
 import signal
+import time
 
 import numpy as np
 import pytest
 
+from rft import waits
 from rft.data import processes
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths
@@ -49,6 +51,24 @@ def test_the_first_error_is_raised(forked):
 def test_a_process_that_is_killed_is_reported(forked):
     with pytest.raises(RuntimeError, match=r"one of 2 processes that read the rows has ended.*run on fewer cores"):
         in_chunks("rows", 2 * CHUNK, lambda numbers: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def test_a_process_that_does_not_answer_is_ended_and_its_rows_are_named(forked, monkeypatch, caplog):
+    monkeypatch.setattr(processes, "CHUNK_S", 0.3)
+    monkeypatch.setattr(waits, "SAY_AFTER_S", 0.05)
+    monkeypatch.setattr(waits, "_due", {})
+    rows = f"rows {CHUNK + 1} to {2 * CHUNK}"
+    with pytest.raises(RuntimeError, match=rf"have not done {rows} within 0\.3 s; run on fewer cores"):
+        in_chunks("counting", 2 * CHUNK, lambda numbers: time.sleep(600 * (numbers.start > 0)))
+    assert f"counting: the run waits for the processes that read {rows}, 0 s" in caplog.messages
+
+
+def test_a_timeout_of_the_work_is_its_own(forked):
+    def work(numbers):
+        raise TimeoutError("the disk")
+
+    with pytest.raises(TimeoutError, match=r"^the disk$"):
+        in_chunks("rows", 2 * CHUNK, work)
 
 
 def test_counts_and_checks_are_those_of_one_process(forked):

@@ -78,6 +78,12 @@ FAULTS = {
     "a checkpoint has another content than this version reads, and its hashes are right": (
         f"{DAMAGE}::test_a_checkpoint_of_another_version_is_named"
     ),
+    "a value in state.json is edited, with the right hashes: another one of the same type": (
+        "train/checkpoint/test_saved_state.py::test_another_value_of_the_same_type_is_read"
+    ),
+    "the same: one of another type, or an entry that is new or missing": (
+        "e2e/test_damage.py::test_a_state_in_which_any_value_has_another_type_is_refused_before_it_is_used"
+    ),
     "result.json is empty or damaged": f"{NOT_LOST}[an empty result]",
     "the disk is full while a checkpoint is written": (
         f"{DAMAGE}::test_a_full_disk_while_a_checkpoint_is_written_ends_nothing"

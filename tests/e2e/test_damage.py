@@ -5,6 +5,8 @@ import json
 import re
 import resource
 import shutil
+from functools import reduce
+from operator import getitem
 
 import pytest
 
@@ -12,6 +14,7 @@ from rft.logger.console import RunConsole
 from rft.rollout.sampler import EngineSampler
 from rft.setup.assembly import Job
 from rft.train.checkpoint.manifest import describe, files_of, read_manifest, write_manifest
+from rft.train.checkpoint.saved_state import STRUCTURE, SavedState, structure_of
 from rft.train.trainer import Trainer
 from tests.e2e.kills import contents
 from tests.helpers import Interrupted, interrupt
@@ -244,12 +247,41 @@ def test_a_checkpoint_of_another_version_is_named(edit, run, tiny, tmp_path):
     facts, state = read_manifest(folder), json.loads((folder / "state.json").read_text())
     del facts["files"]
     edit(state)
+    facts[STRUCTURE] = structure_of(state)
     (folder / "state.json").write_text(json.dumps(state))
     write_manifest(folder, {name: describe(folder / name) for name in files_of(folder)}, facts)
     before = contents_of_checkpoints(run)
     with pytest.raises(ValueError, match=rf"^the checkpoint {folder} has another content than this program reads"):
         Job(tiny(*RUN)).fit("")
     assert contents_of_checkpoints(run) == before and not (tmp_path / "run-2").exists()
+
+
+OTHERS = (None, True, 3, 0.5, "3", [], {})  # a value of every type of JSON
+
+
+def places(node, place=()):
+    """The places of all values of a state, and of its empty lists and mappings."""
+    pairs = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    return [leaf for key, item in pairs for leaf in places(item, (*place, key))] or [place]
+
+
+def test_a_state_in_which_any_value_has_another_type_is_refused_before_it_is_used(run):
+    """Whether the manifest has the hash of the edited file does not matter."""
+    folder = run / NEWEST
+    state = json.loads((folder / "state.json").read_text())
+    found = places(state)
+    assert ("source", "position") in found and any(place[0] == "ledger" for place in found)
+    for number, (*outer, key) in enumerate(found):
+        node = reduce(getitem, outer, state)
+        value, others = node[key], [other for other in OTHERS if type(other) is not type(node[key])]
+        node[key] = others[number % len(others)]
+        (folder / "state.json").write_text(json.dumps(state))
+        part = found[number][0]
+        with pytest.raises(ValueError, match=rf"^the checkpoint {folder} has another content .*Error: {part}: a value"):
+            SavedState(folder)
+        node[key] = value
+    (folder / "state.json").write_text(json.dumps(state))
+    assert SavedState(folder)["step"] == 3
 
 
 def contents_of_checkpoints(run):

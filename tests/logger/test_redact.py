@@ -186,6 +186,19 @@ def test_log_records_and_their_tracebacks_are_redacted(caplog):
     assert found[1].startswith("it failed\nTraceback") and found[1].endswith(f"KeyError: '{TEXT}'")
 
 
+def test_a_program_without_handlers_logs_redacted_lines(monkeypatch, capsys):
+    hide(SECRET, TEXT)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    redact_log_records()
+    logging.getLogger("x").warning("%s of %d", "hunter2-hunter2", 3)
+    assert capsys.readouterr().err == f"{TEXT} of 3\n"
+
+
+def test_each_line_of_a_longer_value_is_hidden():
+    hide("-----BEGIN KEY-----\nMIIEvQ1x\n42\n", "${oc.env:PEM}")
+    assert redact("it reads MIIEvQ1x, then 42") == "it reads ${oc.env:PEM}, then 42"
+
+
 def test_the_traceback_of_a_bug_is_redacted(capsys):
     hide("abc+/d==", TEXT)
     redact_tracebacks()

@@ -7,9 +7,11 @@ import threading
 
 import pytest
 
-from rft import redaction
+from rft import redaction, waits
 from rft.remote.http_client import BadResponse, RequestFailed, RequestRefused, ServerClient, deadline, key_named
 from rft.remote.server_process import free_port
+from rft.waits import Reminder, waiting
+from tests.conftest import SOON_S
 
 
 @pytest.fixture
@@ -116,6 +118,18 @@ def test_a_refusal_is_quoted_in_one_line_without_codes_of_a_terminal(says):
         asyncio.run(peer.get("/"))
 
 
+def test_a_value_at_which_an_answer_is_cut_is_redacted_before(says, monkeypatch):
+    monkeypatch.setattr(redaction, "_hidden", {"sk-2718281828": "${oc.env:KEY}"})
+    body = b"x" * 496 + b"sk-2718281828"
+    peer, _ = says(b"HTTP/1.1 401 No\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+    with pytest.raises(RequestRefused, match=r"status 401: x{496}\$\{oc$"):
+        asyncio.run(peer.get("/"))
+    body = b"x" * 76 + b"sk-2718281828"
+    peer, _ = says(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+    with pytest.raises(BadResponse, match=r"not JSON: 'x{76}\$\{oc'$"):
+        asyncio.run(peer.get("/"))
+
+
 def test_halves_of_characters_in_an_answer_are_replaced(says):
     body = b'{"a": ["\\ud800", "\\ud83d\\ude00", "\xed\x95\x9c"]}'
     peer, _ = says(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
@@ -157,11 +171,13 @@ def test_what_an_answer_lacks_is_garbage():
         {}["x"]
 
 
-def test_a_wait_has_a_deadline_and_a_name_and_is_logged(caplog, monkeypatch):
-    monkeypatch.setattr("rft.remote.http_client.LOG_EVERY_S", 0.05)
+@pytest.mark.parametrize("said", [True, False])
+def test_a_wait_has_a_deadline_and_a_name_and_is_said_where_it_has_a_reminder(said, caplog, monkeypatch):
+    monkeypatch.setattr("rft.waits.SAY_AFTER_S", 0.05)
 
     async def wait():
-        async with deadline("rank 3 waits for server 2 to acknowledge version 17", 0.18):
+        reminder = Reminder() if said else None
+        async with deadline("rank 3 waits for server 2 to acknowledge version 17", 0.18, reminder):
             await asyncio.sleep(5)
 
     with (
@@ -169,7 +185,53 @@ def test_a_wait_has_a_deadline_and_a_name_and_is_logged(caplog, monkeypatch):
         pytest.raises(TimeoutError, match=r"^rank 3 waits for server 2 to acknowledge version 17, 0.18 s$"),
     ):
         asyncio.run(wait())
-    assert set(caplog.messages) == {"rank 3 waits for server 2 to acknowledge version 17, 0 s"}
+    assert set(caplog.messages) == ({"rank 3 waits for server 2 to acknowledge version 17, 0 s"} if said else set())
+
+
+@pytest.fixture
+def no_waits_before(monkeypatch):
+    monkeypatch.setattr(waits, "_due", {})
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "wait":
+            thread.join(SOON_S)
+            assert not thread.is_alive()
+
+
+def test_a_wait_is_said_each_time_when_it_has_lasted_twice_as_long(caplog, no_waits_before):
+    reminder, moments = Reminder(), []
+    for _ in range(4):
+        moments.append(reminder.after_s)
+        reminder.say("rank 0 waits for server 1", reminder.after_s)
+    assert moments == [10, 20, 40, 80] and Reminder().after_s == 10
+    assert caplog.messages == [f"rank 0 waits for server 1, {seconds} s" for seconds in (10, 20, 40, 80)]
+
+
+def test_of_usual_waits_one_that_is_longer_than_those_before_is_said(no_waits_before):
+    first = Reminder("samples")
+    first.say("the samples of step 1", 10.0)
+    first.postpone()
+    assert (Reminder("samples").after_s, Reminder("ranks").after_s, Reminder().after_s) == (40, 10, 10)
+
+
+def test_a_block_that_waits_is_said_while_it_waits(caplog, monkeypatch, no_waits_before):
+    monkeypatch.setattr(waits, "SAY_AFTER_S", 0.01)
+    said = threading.Event()
+
+    def what():
+        said.set()
+        return f"{len(caplog.messages)} lines before"
+
+    with waiting(what):
+        assert said.wait(SOON_S)
+    assert set(caplog.messages) <= {f"{number} lines before, 0 s" for number in range(20)}
+
+
+def test_a_block_that_does_not_wait_long_has_no_line(caplog, no_waits_before):
+    for _ in range(3):
+        with waiting("the run waits for nothing"):
+            pass
+    assert caplog.messages == []
 
 
 def test_a_wait_leaves_other_errors_as_they_are():

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from rft import redaction
 from rft.remote import process_supervisor
+from rft.remote.server_process import ServerProcess
 from tests.conftest import SOON_S
 
 # A process that starts a server under a supervisor, as a run does, and waits.
@@ -177,3 +179,12 @@ def test_a_server_that_is_killed_says_so(tmp_path):
     body = "import os; os.kill(os.getpid(), 9)"
     command = [sys.executable, process_supervisor.__file__, "0.3", sys.executable, "-c", body]
     assert subprocess.Popen(command, stdin=subprocess.PIPE).wait(SOON_S) == 137
+
+
+def test_the_end_of_a_log_is_redacted_before_it_is_cut(tmp_path, monkeypatch):
+    monkeypatch.setattr(redaction, "_hidden", {"sk-2718281828": "${oc.env:KEY}"})
+    code = "import sys; sys.stdout.write('sk-2718281828' + 'x' * 1995); sys.exit(3)"
+    process = ServerProcess([sys.executable, "-c", code], {}, tmp_path / "0.log")
+    process.wait()
+    assert process.ended().endswith("0.log:\n:KEY}" + "x" * 1995)
+    process.end()

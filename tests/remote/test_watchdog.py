@@ -95,13 +95,27 @@ def test_a_rank_that_is_killed_before_a_group_is_made_is_found_without_the_timeo
     """No connection to it is lost yet: the other rank would wait in the store for 30 minutes."""
     codes, said, _ = run_ranks("group", 2, dead_after=5, timeout=1800)
     assert codes == [1] and "rank 1 failed first: it gives no sign of life for 5 s" in said[0], said[0]
-    assert "rank 0 waited in make_group (watchdog_on_ranks.py:" in said[0]
+    assert "rank 0 waited in `new_group` of make_group (watchdog_on_ranks.py:" in said[0]
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_before_a_group_is_made_is_named_without_the_timeout_of_torch():
+    codes, said, seconds = run_ranks("lack", 2, dead_after=60, timeout=5)
+    assert codes == [1] and 5 < seconds < 2 * SOON_S
+    place = r"`new_group` of lack_rank \(watchdog_on_ranks\.py:\d+\)"
+    assert re.search(rf"rank 0 waited \d+ s in {place} for rank 1, which is at hang \(watchdog_on", said[0]), said[0]
 
 
 @pytest.mark.slow
 def test_a_rank_that_is_slow_ends_nothing():
-    codes, _, seconds = run_ranks("slow", 3, dead_after=6)
+    """The first rank that waits for it names it."""
+    codes, said, seconds = run_ranks("slow", 3, dead_after=6)
     assert codes == [0, 0] and seconds > 8
+    line = (
+        r"^rank 0 waits in `gather` of main \(watchdog_on_ranks\.py:\d+\) for rank 1, which is at slow \(\S+\), \d s$"
+    )
+    assert re.search(line, said[0], re.MULTILINE), said[0]
+    assert "waits in" not in said[1]
 
 
 def test_one_process_needs_no_watchdog():

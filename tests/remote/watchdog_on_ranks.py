@@ -14,6 +14,7 @@ import torch.distributed as dist
 from omegaconf import OmegaConf
 from torch.distributed.device_mesh import init_device_mesh
 
+from rft import waits
 from rft.distributed import leave, start
 from rft.logger.redact import resolve
 from rft.redaction import redact
@@ -76,6 +77,13 @@ def save(world):
     saved.wait()
 
 
+def lack_rank(world):
+    """A group that rank 1, which lives, does not make."""
+    if world.rank == 1:
+        hang()
+    world.new_group(backend="gloo")
+
+
 def make_group(world, outer):
     """Rank 1 is killed between two blocks within a block; the others make a group, for which they wait in the store."""
     with outer:
@@ -83,18 +91,20 @@ def make_group(world, outer):
     if world.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     with outer:
-        dist.new_group(backend="gloo")
+        world.new_group(backend="gloo")
 
 
 def main() -> None:
     kind, dead_after, timeout = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
-    watchdog.GRACE = 2.0
+    watchdog.GRACE, waits.SAY_AFTER_S = 2.0, 2.0
     world = start("cpu")
     try:
         with watchdog.Watchdog(world, dead_after, timeout, redact) as outer:
             world.gather(None)
             if kind == "group":
                 make_group(world, outer)
+            if kind == "lack":
+                lack_rank(world)
             if kind == "forward":
                 forward(world)
             if world.rank == 1:

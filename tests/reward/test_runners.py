@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from rft import waits
 from rft.errors import FunctionError
 from rft.reward.call import Calls
 from rft.reward.failure import CollectiveError, Failure, leaving_collective
@@ -115,23 +116,35 @@ def test_a_worker_scores_a_response_before_the_others_are_there(tmp_path):
 
 def test_a_term_in_threads_scores_a_response_before_the_others_are_there():
     term = Lengths()
-    calls = Calls(ThreadRunner(term, "a"), 1, 1, False, None)
+    calls = Calls("a", ThreadRunner(term, "a"), 1, 1, False, None)
     calls.add(0, "aa", ROW)
     wait_for(lambda: term.calls == ["aa"])
     calls.add(1, "a", ROW)
     assert calls.finish() == {0: 2.0, 1: 1.0}
 
 
+def test_a_long_wait_for_a_term_is_said_once_for_all_its_calls(caplog, monkeypatch):
+    monkeypatch.setattr(waits, "SAY_AFTER_S", 0.02)
+    monkeypatch.setattr(waits, "_due", {})
+    term = Lengths()
+    monkeypatch.setattr(term, "value", lambda *_: wait_for(lambda: caplog.messages) or 1.0)
+    calls = Calls("a", ThreadRunner(term, "a"), 1, 1, False, None)
+    for number in range(2):
+        calls.add(number, "aa", ROW)
+    assert calls.finish() == {0: 1.0, 1: 1.0}
+    assert caplog.messages[0] == "the run waits for 2 of 2 calls of the reward term 'a', 0 s"
+
+
 def test_a_term_in_the_main_thread_waits_for_all_responses():
     term = Lengths()
-    calls = Calls(InlineRunner(term, "a"), 1, 1, False, None)
+    calls = Calls("a", InlineRunner(term, "a"), 1, 1, False, None)
     calls.add(0, "aa", ROW)
     assert term.calls == [] and calls.finish() == {0: 2.0}
 
 
 def test_a_call_has_at_most_as_many_responses_as_the_term_takes():
     runner = LoopRunner(Pairs(), "a", 4, None)
-    calls = Calls(runner, Pairs.rows_per_call, 1, False, None)
+    calls = Calls("a", runner, Pairs.rows_per_call, 1, False, None)
     for number, response in enumerate(["a", "aa", "aaa", "aaaa", "a"]):
         calls.add(number, response, ROW)
     assert calls.finish() == {0: 3.0, 1: 3.0, 2: 7.0, 3: 7.0, 4: 1.0}
@@ -173,7 +186,7 @@ def test_only_failures_that_time_may_cure_are_repeated(monkeypatch):
             return Failure("refused", "status 400", repeatable=response == "busy")
 
     term = Refused()
-    calls = Calls(InlineRunner(term, "a"), 1, 3, False, None)
+    calls = Calls("a", InlineRunner(term, "a"), 1, 3, False, None)
     for number, response in enumerate(["busy", "wrong"]):
         calls.add(number, response, ROW)
     assert [one.reason for one in calls.finish().values()] == ["refused", "refused"]
@@ -196,7 +209,7 @@ class Collective(Term):
 
 def test_a_collective_term_is_called_once_without_responses():
     term = Collective()
-    assert Calls(InlineRunner(term, "a"), None, 1, True, None).finish() == {} and term.calls == 1
+    assert Calls("a", InlineRunner(term, "a"), None, 1, True, None).finish() == {} and term.calls == 1
 
 
 def test_no_error_is_kept_that_leaves_other_ranks_in_a_collective():

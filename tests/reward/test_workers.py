@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rft import redaction
 from rft.errors import FunctionError
 from tests.conftest import SOON_S
 from tests.reward.reward_of import reward_of
@@ -51,6 +52,17 @@ def test_every_way_to_fail_is_unscored_with_its_reason(reward, capfd):
     assert found.total[1:6].isnan().all()
     printed = capfd.readouterr()
     assert "a word of the function" not in printed.out, "what a function prints is not the output of the run"
+
+
+def test_no_output_of_a_worker_has_a_value_that_messages_do_not_show(monkeypatch, capfd):
+    monkeypatch.setattr(redaction, "_hidden", {})
+    monkeypatch.setenv("RFT_TEST_KEY", "sk-2718281828")
+    redaction.hide("sk-2718281828", "${oc.env:RFT_TEST_KEY}")
+    made = reward_of({"a": {"function": f"{MODULE}:shows_a_key", "weight": 1.0, "call": CALL}}, "a")
+    assert made.score(["x"], [ROW]).total.tolist() == [1.0]
+    pool(made).close()
+    lines = capfd.readouterr().err.splitlines()
+    assert [f"{said} ${{oc.env:RFT_TEST_KEY}}" in lines for said in ("printed", "logged")] == [True, True], lines
 
 
 @pytest.mark.slow

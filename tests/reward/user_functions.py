@@ -1,6 +1,7 @@
 """Reward functions as users of verl, TRL, OpenRLHF and this project write them."""
 
 import asyncio
+import logging
 import os
 import sys
 import threading
@@ -153,3 +154,9 @@ def leaves_a_file(response, row):
     while response == "hang":
         time.sleep(0.01)
     return float(len(response))
+
+
+def shows_a_key(response, row):
+    sys.stdout.write(f"printed {os.environ['RFT_TEST_KEY']}\n")
+    logging.getLogger("user").warning("logged %s", os.environ["RFT_TEST_KEY"])
+    return 1.0

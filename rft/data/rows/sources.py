@@ -31,6 +31,7 @@ from rft.errors import listed
 from rft.ranges import PositiveInt
 from rft.registry import did_you_mean
 from rft.sanitize import LONGEST_NAME, one_line
+from rft.waits import waiting
 
 AGENT = ("agent_name", "tools_kwargs", "interaction_kwargs")  # of verl, in the row or in its extra_info
 FIELDS_SHOWN = 20  # names of fields in a message
@@ -209,7 +210,9 @@ class HubRows(StreamableRows):
                 if streaming and not isinstance(table, dict):
                     table = table.to_iterable_dataset()
             else:
-                table = datasets.load_dataset(self._path, self._name, split=self._split, streaming=streaming)
+                what = f"{self._key}: the package datasets loads {self._path}, or waits for a process that does"
+                with waiting(what):
+                    table = datasets.load_dataset(self._path, self._name, split=self._split, streaming=streaming)
         except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
             raise ValueError(
                 f"{self._key}: cannot load path={self._path!r} name={self._name!r} split={self._split!r}: {error}"

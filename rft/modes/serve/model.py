@@ -24,8 +24,10 @@ from rft.remote.server_process import ServerProcess
 from rft.rollout.engine.model_folder import write_model_folder
 from rft.rollout.server.server_api import ServerApi, key_environment
 from rft.setup.components import Components
+from rft.waits import Reminder
 
 PAUSE_S = 1.0  # seconds between checks of the servers
+START_S = 3600.0  # seconds in which all servers must have loaded their model
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
@@ -73,7 +75,7 @@ def serve_model(parts: Components, console: Console) -> None:
             command, environment = server_api.command(python, model, options.port + number, options.host, load_format)
             environment |= key_environment(key)
             processes.append(ServerProcess(command, environment, output / "servers" / f"{number}.log"))
-        ready = False
+        ready, began, reminder = False, time.monotonic(), Reminder()
         while True:
             for process in processes:
                 if ended := process.ended():
@@ -93,6 +95,12 @@ def serve_model(parts: Components, console: Console) -> None:
                     highlight=False, soft_wrap=True,
                 )  # fmt: skip
                 print_key(console, options.token, key)
+            waited = 0.0 if ready else time.monotonic() - began
+            names = ", ".join(address for address, found in zip(addresses, up, strict=True) if not found)
+            if waited > START_S:
+                raise ValueError(f"mode=serve: {names} did not answer within {START_S:g} s; see {output / 'servers'}")
+            if waited > reminder.after_s:
+                reminder.say(f"mode=serve waits for {names}; the logs are in {output / 'servers'}", waited)
             time.sleep(PAUSE_S)
     except KeyboardInterrupt:
         console.print("stopping the servers")

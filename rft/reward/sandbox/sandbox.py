@@ -17,8 +17,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
+from rft.remote.child_process import ChildProcess
 from rft.reward.sandbox.isolation.messages import HEAD, framed
 from rft.reward.sandbox.options import Layer, Limits, Outcome, SandboxOptions, Status
+from rft.waits import waiting
 
 BOOT = "import sys; sys.path.append(sys.argv[1]); from isolation.server import main; main()"
 LAYERS: tuple[Layer, ...] = get_args(Layer)
@@ -60,7 +62,7 @@ class Sandbox:
         self._layers = list(layers)
         self._shown = list(shown)
         self._lock = threading.Lock()
-        self._server: subprocess.Popen[bytes] | None = None
+        self._server: ChildProcess | None = None
         self._jobs: socket.socket | None = None
 
     def check(self) -> None:
@@ -143,7 +145,7 @@ class Sandbox:
         # -P and -S: nothing but the standard library is imported; the hash seed makes the order of sets repeatable.
         command = [sys.executable, "-P", "-S", "-B", "-c", BOOT, folder, str(other.fileno()), given]
         with other:
-            self._server = subprocess.Popen(
+            self._server = ChildProcess(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -153,15 +155,15 @@ class Sandbox:
                 start_new_session=True,
             )
         self._jobs = ours
-        ours.settimeout(GRACE_S)
+        ours.settimeout(GRACE_S)  # of what it sends now, and of each program that it takes later
         try:
-            found = json.loads(ours.recv(CHUNK)[HEAD:])
+            with waiting(f"{self._key}: the run waits for the fork server of the sandbox"):
+                found = json.loads(ours.recv(CHUNK)[HEAD:])
         except (OSError, ValueError) as error:
             self._end()
             raise SandboxFailed(
                 f"the fork server of the sandbox did not start ({error!r}); see its traceback"
             ) from error
-        ours.settimeout(None)
         lacking: dict[str, str] = {layer: problem[1] for layer in self._layers if (problem := found[layer]) is not None}
         lacking |= {layer: "switched off" for layer in LAYERS if layer not in self._layers}
         for layer in LAYERS:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from rft.data.encode.encoder import Encoder
 from rft.data.tool_calls import Schema, ToolCall, calls_of
+from rft.redaction import redact
 from rft.registry import Plugin
 from rft.rollout.answers import Answer, KeptMarks
 
@@ -114,5 +115,5 @@ class CallNotices:
         if fault is not None and count + 1 == CALLS:
             self._failed[tool] = None
             logging.getLogger(__name__).warning(
-                "The first %d calls of the tool %r failed. The last error: %r", CALLS, tool, fault[:SHOWN]
+                "The first %d calls of the tool %r failed. The last error: %r", CALLS, tool, redact(fault)[:SHOWN]
             )

@@ -9,16 +9,22 @@ import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 from rft.batch.entries import own_copy
 from rft.registry import Target
+from rft.remote.child_process import ChildProcess
 from rft.rollout.environment.calls import CallFailed, call
 from rft.rollout.environment.fork_server import LONGEST, READY, Hosted, cut
+from rft.waits import waiting
 
 LARGEST = 2**28  # bytes of an answer, beside its texts, which are cut
+START_S = 1800.0  # seconds; a server that has not prepared the classes by then, which may load data, does not answer
+SEND_S = 60.0  # nor does one that takes no message for so long
+END_S = 5.0  # a server that does not end by then is killed
 
 
 class Instance(ABC):
@@ -81,8 +87,8 @@ class ProcessInstance(Instance):
             if self.lost:
                 raise CallFailed("process_died", f"{method}: the process of the environment has ended")
             try:
-                await call(method, send, None)
-                found = await call(method, self._receive, None) if await self._answers(deadline_s) else None
+                await call(method, send, deadline_s)
+                found = await call(method, self._receive, deadline_s) if await self._answers(deadline_s) else None
             except CallFailed as error:
                 self.end()
                 if error.reason in ("EOFError", "ConnectionResetError", "BrokenPipeError"):
@@ -117,6 +123,8 @@ class ProcessInstance(Instance):
         """See `Instance.end`: the process ends with its line."""
         if not self.lost:
             self.lost = True
+            with socket.socket(fileno=os.dup(self._line.fileno())) as line, suppress(OSError):
+                line.shutdown(socket.SHUT_RDWR)  # ends a thread that still sends or receives after its deadline
             self._line.close()
 
 
@@ -129,43 +137,60 @@ class Processes:
 
     def __init__(self, nodes: Mapping[str, Any]) -> None:
         self._nodes = dict(nodes)
-        self._server: tuple[subprocess.Popen[bytes], socket.socket] | None = None
+        self._server: tuple[ChildProcess, socket.socket] | None = None
 
     def fork(self, name: str) -> ProcessInstance:
         """A process for an environment of the class of this name. Raises as `start`."""
         _, line = self.start()
         own, other = socket.socketpair()
         descriptor = array.array("i", [other.fileno()])
-        line.sendmsg([name.encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptor)])
-        other.close()
+        try:
+            line.sendmsg([name.encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptor)])
+        except TimeoutError as error:
+            own.close()
+            raise OSError(f"the fork server of environments has taken no message for {SEND_S:g} s") from error
+        finally:
+            other.close()
         return ProcessInstance(Connection(own.detach()))
 
-    def start(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    def start(self) -> tuple[ChildProcess, socket.socket]:
         """Starts the server, unless it runs; returns it and the line to it.
 
         Raises:
             ValueError: the object of an agent cannot be built; names the key.
-            OSError: the server has ended.
+            OSError: the server has ended, or has not prepared the classes within `START_S` seconds.
         """
         if self._server is not None:
             return self._server
         own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # keeps the bounds of messages
         path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
-        server = subprocess.Popen(
+        server = ChildProcess(
             [sys.executable, "-m", "rft.rollout.environment.fork_server", str(other.fileno())],
             stdin=subprocess.DEVNULL,
-            stdout=2,
             pass_fds=[other.fileno()],
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         )
+        own.settimeout(START_S)
         own.send(json.dumps(self._nodes).encode())
         other.close()
-        if (said := own.recv(LONGEST)) != READY:
+        names = ", ".join(self._nodes)
+        try:
+            with waiting(f"the run waits for the fork server of environments, which prepares the classes {names}"):
+                said = own.recv(LONGEST)
+        except TimeoutError as error:
             own.close()
+            server.end(0)
+            raise OSError(
+                f"environment.classes: the fork server has not prepared {names} within {START_S:g} s; prepare data "
+                "that it loads before the run"
+            ) from error
+        if said != READY:
+            own.close()
+            status = server.end(END_S)
             if said:
-                server.wait()
                 raise ValueError(said.decode())
-            raise OSError(f"the fork server of environments ended with status {server.wait()}; see its error above")
+            raise OSError(f"the fork server of environments ended with status {status}; see its error above")
+        own.settimeout(SEND_S)
         self._server = server, own
         return self._server
 
@@ -174,5 +199,5 @@ class Processes:
         if self._server is not None:
             server, line = self._server
             line.close()
-            server.wait()
+            server.end(END_S)
             self._server = None

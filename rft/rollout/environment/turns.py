@@ -12,6 +12,7 @@ from rft.remote.event_loop import EventLoop
 from rft.rollout.engine.base import Completion, Request
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import Sampler
+from rft.waits import waiting
 
 T = TypeVar("T")
 FIRST_S = 0.05  # seconds without a new request after which those that wait are sampled: of the first turns,
@@ -99,7 +100,7 @@ class TurnQueue:
     def _take(self) -> list[Turn]:
         """The turns that wait, at least one; none when the dialogues have ended."""
         turns = []
-        found = self._waiting.get()
+        found = self._next()
         while found is not None:
             turns.append(found)
             try:
@@ -107,6 +108,13 @@ class TurnQueue:
             except queue.Empty:
                 break
         return sorted(turns, key=lambda turn: turn.request.seeds)
+
+    def _next(self) -> Turn | None:
+        try:
+            return self._waiting.get_nowait()
+        except queue.Empty:
+            with waiting(lambda: f"the engine waits for the environments and tools of {self._open} dialogues", "turns"):
+                return self._waiting.get()
 
     def _sample(self, turns: list[Turn]) -> None:
         start = time.perf_counter()

@@ -23,6 +23,7 @@ from rft.rollout.server.remote.rft_server_key import KEY_VARIABLE
 from rft.rollout.server.server_api import ServerApi
 from rft.rollout.server.weights.broadcast import Connection
 from rft.rollout.server.weights.version import WeightVersion
+from rft.waits import Reminder
 
 
 class ServerMonitor:
@@ -145,7 +146,8 @@ class ServerPool:
             monitor.wake.set()
         try:
             limit = self._options.sync_s + self._options.start_s
-            async with deadline(lambda: f"rank 0 waits for {self._names()} to {what} ({self._problems()})", limit):
+            wait = f"rank 0 waits for {{}} to {what} ({{}})"
+            async with deadline(lambda: wait.format(self._names(), self._problems()), limit, Reminder()):
                 while not self._settled():
                     self._checked.clear()
                     await self._checked.wait()

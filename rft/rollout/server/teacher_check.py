@@ -10,6 +10,7 @@ from rft.actor.forward.vocabulary import vocabulary_size
 from rft.errors import Problems, messages_of
 from rft.remote.http_client import PROBE_S, BadResponse, RequestRefused, ServerClient, deadline, key_named
 from rft.rollout.server.prompt_logprobs import PromptLogprobs, Text, TokenLogprobs, identify
+from rft.waits import Reminder
 
 KEY = "teacher"
 SAMPLE = 16  # tokens of the text that all servers get
@@ -49,7 +50,8 @@ async def check_servers(options: dict[str, Any], tokenizer: PreTrainedTokenizerB
                 f"{KEY}.addresses: {client.name} has a context of {api.context} tokens, and rows may have "
                 f"{longest}; start it with {api.context_flag} {longest + 1} or more"
             )
-        async with deadline(f"rank 0 waits for {client.name} to report what it serves", options["answer_s"]):
+        wait = f"rank 0 waits for {client.name} to report what it serves"
+        async with deadline(wait, options["answer_s"], Reminder()):
             try:
                 await _check_tokens(client, api, tokenizer)
             except ValueError as error:
@@ -71,7 +73,8 @@ async def check_servers(options: dict[str, Any], tokenizer: PreTrainedTokenizerB
 
 async def _up(client: ServerClient, options: dict[str, Any]) -> PromptLogprobs:
     problem = "not probed yet"
-    async with deadline(lambda: f"rank 0 waits for {client.name} to be up ({problem})", options["start_s"]):
+    wait = f"rank 0 waits for {client.name} to be up ({{}})"
+    async with deadline(lambda: wait.format(problem), options["start_s"], Reminder()):
         while True:
             try:
                 async with asyncio.timeout(PROBE_S):

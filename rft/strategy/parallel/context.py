@@ -34,7 +34,7 @@ class Context:
     gathers_in_attention: ClassVar[bool] = True
 
     def __init__(self, world: World, size: int) -> None:
-        groups = [dist.new_group(list(range(first, first + size))) for first in range(0, world.size, size)]
+        groups = [world.new_group(range(first, first + size)) for first in range(0, world.size, size)]
         self.group = groups[world.rank // size]
         self.rank, self.size = world.rank % size, size
 

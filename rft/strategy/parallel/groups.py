@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from rft.distributed import World
 from rft.strategy.base import ModelFacts
@@ -80,5 +80,5 @@ def group_meshes(world: World, size: int, replicas: int) -> tuple[DeviceMesh, De
         replicas: number of groups of ranks that each hold all the weights.
     """
     shape = (replicas, world.size // (replicas * size), size)
-    mesh = init_device_mesh(world.device.type, shape, mesh_dim_names=("replicate", "shard", "group"))
+    mesh = world.new_mesh(shape, ("replicate", "shard", "group"))
     return mesh["group"], mesh["replicate", "shard"] if replicas > 1 else mesh["shard"]

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -24,10 +25,11 @@ from rft.logger.disk import HeldFolder, make_folder, rename, sync
 from rft.train.checkpoint.manifest import damage, describe, files_of, read_manifest, write_manifest
 from rft.train.checkpoint.names import checkpoints_in, delete, make_empty, name_of, remove, set_aside
 from rft.train.checkpoint.options import CheckpointOptions
-from rft.train.checkpoint.saved_state import STATE, SavedState
+from rft.train.checkpoint.saved_state import STATE, STRUCTURE, SavedState, structure_of
 from rft.train.checkpoint.shards import Stager, reason_of, save_tensors
 from rft.train.checkpoint.tree import split
 from rft.train.folder.run_folder import RunFolder
+from rft.waits import waiting
 
 CLOSE_S = 60.0  # seconds that an error of the run waits for a checkpoint that is being written
 LATEST = "latest"
@@ -158,7 +160,7 @@ class Checkpoints:
             return
         staged = self._stage(tensors)
         if self._group is None:
-            self._group = dist.new_group(backend="gloo")
+            self._group = self._world.new_group(backend="gloo")
         facts: dict[str, Any] = {"step": step, "metric": metric, "ranks": self._world.size, "torch": torch.__version__}
         facts["extra"] = not last and not self.due(step)
         if self._command is not None:
@@ -169,9 +171,10 @@ class Checkpoints:
         """Waits until the last checkpoint is on the disk. A collective. True unless it could not be written."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
-            with self._world.wait.during(
-                f"the writing of the checkpoint of step {self._written}", self._writer or None
-            ):
+            work = f"the writing of the checkpoint of step {self._written}"
+            first = self._world.rank == 0
+            saying = waiting(f"the run waits for {work} to {self.folder}") if first else nullcontext()
+            with self._world.wait.during(work, self._writer or None), saying:
                 self._problem = writing.result()
             if self._problem is not None:
                 self._warn(self._failure(self._problem))
@@ -309,6 +312,7 @@ class Checkpoints:
         problem = next((text for text, _ in found if text is not None), None)
         if rank == 0 and problem is None:
             try:
+                facts[STRUCTURE] = structure_of(tree)
                 self._complete(partial, {name: value for _, part in found for name, value in part.items()}, facts)
             except OSError as error:
                 problem = reason_of(error)

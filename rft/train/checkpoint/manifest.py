@@ -32,7 +32,7 @@ def write_manifest(folder: Path, files: Mapping[str, Mapping[str, Any]], facts: 
         facts: of the checkpoint.
     """
     content = {**facts, "files": dict(files)}
-    content["sha256"] = _digest(content)
+    content["sha256"] = digest(content)
     (folder / MANIFEST).write_bytes(_text(content).encode())
     sync(folder / MANIFEST)
     for path in (*(path for path in folder.rglob("*") if path.is_dir()), folder):
@@ -49,7 +49,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         text = (folder / MANIFEST).read_bytes().decode()
         content: dict[str, Any] = json.loads(text)
         own = content.pop("sha256")
-        whole = own == _digest(content) and text == _text({**content, "sha256": own})
+        whole = own == digest(content) and text == _text({**content, "sha256": own})
     except FileNotFoundError as error:
         raise ValueError(f"{MANIFEST} is missing") from error
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, AttributeError, TypeError) as error:
@@ -86,9 +86,10 @@ def damage(folder: Path, part: int = 0, parts: int = 1) -> str | None:
     return None
 
 
-def _text(content: Mapping[str, Any]) -> str:
+def _text(content: Any) -> str:
     return json.dumps(content, indent=1, sort_keys=True)
 
 
-def _digest(content: Mapping[str, Any]) -> str:
+def digest(content: Any) -> str:
+    """The hash of something that JSON can hold; the order of keys does not matter."""
     return hashlib.sha256(_text(content).encode()).hexdigest()

@@ -10,27 +10,46 @@ from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
 
 from rft.errors import describe
+from rft.train.checkpoint.manifest import digest, read_manifest
 from rft.train.checkpoint.shards import load_tensors, reason_of
-from rft.train.checkpoint.tree import join, places
+from rft.train.checkpoint.tree import join, kinds, places
 
 STATE = "state.json"
+STRUCTURE = "structure"  # key of the manifest: what `structure_of` makes of the state
 KINDS = {"step": int, "stage": int, "stage_step": int, "stage_done": bool, "numbers": dict}  # of plain parts
 # What a state raises that lacks a part, or has another one than the program reads.
 CONTENT_ERRORS = (LookupError, TypeError, AttributeError, AssertionError, json.JSONDecodeError, UnicodeDecodeError,
                   CheckpointException, SafetensorError)  # fmt: skip
 
 
+def structure_of(tree: Mapping[str, Any]) -> dict[str, str]:
+    """A hash of every part of a state: of its keys, its lengths and the types of its values, not of the values.
+
+    Args:
+        tree: as `split` makes it.
+    """
+    return {key: digest(kinds(node)) for key, node in tree.items()}
+
+
 class SavedState(Mapping[str, Any]):
     """The state of a checkpoint. To load tensors is a collective.
 
     Args:
-        folder: of the checkpoint.
+        folder: of the checkpoint, with its manifest.
+
+    Raises:
+        ValueError: the state has other keys, or values of other types, than the run wrote; names the checkpoint.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        facts = read_manifest(folder)
         with self.reading():
             self._tree: dict[str, Any] = dict(json.loads((folder / STATE).read_text(encoding="utf-8")))
+            found = structure_of(self._tree)
+            written = facts.get(STRUCTURE, found)  # older versions wrote none
+            if changed := [key for key in {**written, **found} if written.get(key) != found.get(key)]:
+                raise TypeError(f"{', '.join(changed)}: a value has another type, or an entry is missing or new")
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -64,6 +83,11 @@ class SavedState(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._tree)
 
+    def nodes(self, key: str) -> Any:
+        """A part as `split` made it, with the names of its tensors."""
+        with self.reading():
+            return self._tree[key]
+
     def keys_of(self, key: str) -> list[str]:
         """The keys of a part that is a mapping."""
         with self.reading():
@@ -81,6 +105,17 @@ class SavedState(Mapping[str, Any]):
             return self._load(node, template)
 
     def _load(self, node: Any, template: Any = None) -> Any:
-        tensors = dict(places(node, template))
+        with _decoding():
+            tensors = dict(places(node, template))
         load_tensors(tensors, self.folder)
-        return join(node, tensors)
+        with _decoding():
+            return join(node, tensors)
+
+
+@contextmanager
+def _decoding() -> Iterator[None]:
+    """A text that is no date and no number, or a number that its dtype cannot hold, is raised as a TypeError."""
+    try:
+        yield
+    except (ValueError, ArithmeticError, RuntimeError) as error:
+        raise TypeError(str(error)) from error

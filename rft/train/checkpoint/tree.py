@@ -105,6 +105,15 @@ def places(node: Any, template: Any = None) -> Iterator[tuple[str, Tensor]]:
                 yield from places(item, own.get(join(key, {})))
 
 
+def kinds(node: Any) -> Any:
+    """What `split` made, with the name of its type in the place of every value; JSON keeps these types."""
+    if isinstance(node, dict):
+        return {key: kinds(item) for key, item in node.items()}
+    if isinstance(node, list):
+        return [kinds(item) for item in node]
+    return next((kind.__name__ for kind in (bool, int, float, str) if isinstance(node, kind)), "null")
+
+
 def _dtype(node: Mapping[str, Any]) -> torch.dtype:
     dtype = getattr(torch, node["dtype"])
     assert isinstance(dtype, torch.dtype)

@@ -3,14 +3,18 @@
 import json
 import os
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rft import waits
 from rft.data.rows.lazy import load
 from rft.data.rows.sources import FileRows, HubRows
 from rft.registry import Target
+from tests.conftest import SOON_S
 
 DATA = os.environ.get("RFT_GSM8K_DIR")
 NAMES = {"prompt": "question"}
@@ -143,6 +147,27 @@ def hub(folder: Path, columns: dict[str, str], limit: int | None = None, split: 
 def test_hub_rows(folder: Path) -> None:
     rows = hub(folder, NAMES, limit=4).load(["prompt", "answer"])
     assert list(rows) == [row | {"prompt": row["question"]} for row in ROWS]
+
+
+def test_a_wait_for_a_process_that_prepares_the_same_data_set_is_said(folder, caplog, monkeypatch):
+    FileLock = pytest.importorskip("filelock").FileLock
+    hub(folder, {"prompt": "question"}).load(["prompt"])
+    locks = [str(path) for path in folder.parent.rglob("*.lock")]
+    assert locks, "the package locks its cache"
+    monkeypatch.setattr(waits, "SAY_AFTER_S", 0.02)
+    loads = threading.Thread(target=lambda: hub(folder, {"prompt": "question"}).load(["prompt"]))
+    held = [FileLock(path) for path in locks]
+    for lock in held:
+        lock.acquire()
+    loads.start()
+    deadline = time.monotonic() + SOON_S
+    while not caplog.messages and time.monotonic() < deadline:
+        time.sleep(0.01)
+    for lock in held:
+        lock.release()
+    loads.join(SOON_S)
+    message = f"data.train: the package datasets loads {folder}, or waits for a process that does, 0 s"
+    assert caplog.messages[0] == message and not loads.is_alive()
 
 
 def test_hub_rows_name_the_row(folder: Path) -> None:

@@ -2,12 +2,17 @@
 
 import asyncio
 import os
+import signal
+import time
 
 import pytest
 
+from rft import waits
 from rft.registry import Target
+from rft.rollout.environment import instance
 from rft.rollout.environment.calls import CallFailed
 from rft.rollout.environment.instance import LocalInstance, Processes
+from tests.conftest import SOON_S
 
 
 class Counter:
@@ -47,6 +52,14 @@ class Changes:
         return ""
 
 
+class Slow:
+    """Is not prepared before its deadline."""
+
+    @classmethod
+    def prepare(cls):
+        time.sleep(600)
+
+
 @pytest.fixture(scope="module")
 def processes():
     made = Processes({"counter": {"_target_": f"{__name__}.Counter", "start": 5}})
@@ -68,8 +81,8 @@ def test_each_environment_has_its_own_process(processes):
         with pytest.raises(CallFailed, match="add raised TypeError") as found:
             await one.call("add", **limits)
         assert found.value.reason == "TypeError" and not one.lost, "an error of a method ends nothing"
-        for instance in (one, two):
-            instance.end()
+        for made in (one, two):
+            made.end()
         with pytest.raises(CallFailed, match="has ended"):
             await one.call("add", number=1, **limits)
 
@@ -82,9 +95,35 @@ def test_a_class_that_the_server_cannot_import_is_an_error():
         processes.fork("counter")
 
 
+def test_a_class_that_is_not_prepared_in_time_is_an_error_and_said_before(monkeypatch, caplog):
+    monkeypatch.setattr(instance, "START_S", 0.2)
+    monkeypatch.setattr(waits, "SAY_AFTER_S", 0.02)
+    processes = Processes({"slow": {"_target_": f"{__name__}.Slow"}})
+    with pytest.raises(OSError, match=r"environment\.classes: .* has not prepared slow within 0\.2 s; prepare data"):
+        processes.start()
+    assert caplog.messages[0] == (
+        "the run waits for the fork server of environments, which prepares the classes slow, 0 s"
+    )
+
+
+def test_a_process_that_takes_no_message_misses_the_deadline_of_the_call(processes):
+    async def use():
+        made = processes.fork("counter")
+        await made.call("reset", deadline_s=SOON_S, most=9)
+        found = await made.call("add", number=1, deadline_s=SOON_S, most=9)
+        os.kill(found["process"], signal.SIGSTOP)
+        with pytest.raises(CallFailed, match=r"^add did not end in 0\.1 s$") as failed:
+            await made.call("add", number="x" * 2**22, deadline_s=0.1, most=9)
+        os.kill(found["process"], signal.SIGCONT)
+        return made, failed.value.reason
+
+    made, reason = asyncio.run(use())
+    assert reason == "deadline" and made.lost
+
+
 def test_an_object_in_this_process_changes_only_copies():
-    instance = LocalInstance(Target({"_target_": f"{__name__}.Changes"}, "environment.classes.changes"))
+    local = LocalInstance(Target({"_target_": f"{__name__}.Changes"}, "environment.classes.changes"))
     row, arguments = {"prompt": ["a"], "extra_info": {}}, {"cities": ["Rome"]}
-    asyncio.run(instance.call("reset", deadline_s=None, most=100, **row))
-    asyncio.run(instance.call("call_tool", "weather", arguments, deadline_s=None, most=100))
+    asyncio.run(local.call("reset", deadline_s=None, most=100, **row))
+    asyncio.run(local.call("call_tool", "weather", arguments, deadline_s=None, most=100))
     assert row == {"prompt": ["a"], "extra_info": {}} and arguments == {"cities": ["Rome"]}

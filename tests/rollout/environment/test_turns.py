@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from rft import waits
 from rft.data.encode.tokenizer import characters
 from rft.remote.event_loop import EventLoop
 from rft.rollout.environment.turns import TurnQueue
@@ -41,6 +42,21 @@ def test_requests_that_wait_are_sampled_together(loop):
     assert turns.serve(dialogues()) == ["A", "B", "C", "LAS"]
     assert sampler.batches == [["c", "b", "a"], ["last"]], "in the order of their seeds, not of their arrival"
     assert time.perf_counter() - start < SOON_S
+
+
+def test_a_long_wait_for_environments_is_said(loop, caplog, monkeypatch):
+    monkeypatch.setattr(waits, "SAY_AFTER_S", 0.02)
+    monkeypatch.setattr(waits, "_due", {})
+    turns = TurnQueue(loop, ScriptedSampler(TOKENIZER, str.upper))
+
+    async def one():
+        with turns.dialogue():
+            async with asyncio.timeout(SOON_S):
+                while not caplog.messages:
+                    await asyncio.sleep(0.01)
+
+    turns.serve(one())
+    assert caplog.messages[0] == "the engine waits for the environments and tools of 1 dialogues, 0 s"
 
 
 def test_each_way_of_sampling_is_a_batch_of_its_own(loop):

@@ -234,7 +234,8 @@ def test_a_sample_that_two_servers_answer_is_taken_once(kind, fakes, engine, mon
 
 
 def test_long_waits_are_logged_with_their_names(fakes, engine, caplog, monkeypatch):
-    monkeypatch.setattr("rft.remote.http_client.LOG_EVERY_S", 0.1)
+    monkeypatch.setattr("rft.waits.SAY_AFTER_S", 0.1)
+    monkeypatch.setattr("rft.waits._due", {})
     [server] = fakes(1)
     samples = synced(engine, "vllm", [server])
     server.seconds = 0.25

@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 
+from rft import waits
 from rft.distributed import start
 from rft.train.checkpoint import checkpoints as module
 from rft.train.checkpoint.checkpoints import Checkpoints
@@ -55,7 +56,8 @@ def test_a_power_cut_at_any_time_leaves_a_checkpoint_whole_or_without_its_name(s
     assert disk_calls[linked + 1] == ("sync", str(folder))
 
 
-def test_the_next_checkpoint_waits_by_name_and_its_seconds_are_a_metric(saved, monkeypatch):
+def test_the_next_checkpoint_waits_by_name_and_its_seconds_are_a_metric(saved, monkeypatch, caplog):
+    monkeypatch.setattr(waits, "SAY_AFTER_S", 0.05)
     opened, said, save = threading.Event(), [], module.save_tensors
     monkeypatch.setattr(module, "save_tensors", lambda *given: (opened.wait(), save(*given)))
     assert saved.wait_before(1, said.append)["time/checkpoint_wait_s"] < 0.2 and said == []
@@ -64,6 +66,7 @@ def test_the_next_checkpoint_waits_by_name_and_its_seconds_are_a_metric(saved, m
     found = saved.wait_before(2, said.append)
     assert list(found) == ["time/checkpoint_wait_s"] and 0.4 < found["time/checkpoint_wait_s"] < 60
     assert said == ["the checkpoint of step 2 waits for that of step 1, which is still being written"]
+    assert caplog.messages[0] == f"the run waits for the writing of the checkpoint of step 1 to {saved.folder}, 0 s"
     assert saved.latest().name == "step_00000001"
 
 

@@ -11,9 +11,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rft.data.rows.sources import check_text, require
+from rft.remote.child_process import ChildProcess
 from rft.sanitize import valid_text
+from rft.waits import waiting
 
 Rows = list[dict[str, Any]]
+MAKE_S = 6 * 3600.0  # seconds; a package that takes longer to make its rows does not answer
 
 
 def rows_of_child(module: str, *arguments: Any) -> Rows:
@@ -24,18 +27,25 @@ def rows_of_child(module: str, *arguments: Any) -> Rows:
         arguments: of the function that makes the rows.
 
     Raises:
-        ValueError: as the function raised it.
+        ValueError: as the function raised it; or there are no rows after `MAKE_S` seconds.
         subprocess.CalledProcessError: the process ended otherwise.
     """
     with TemporaryDirectory() as folder:
         job, found = Path(folder, "job"), Path(folder, "rows")
         job.write_bytes(pickle.dumps(arguments))
         path = os.pathsep.join(place or os.getcwd() for place in sys.path)
-        subprocess.run(
-            [sys.executable, "-m", module, str(job), str(found)],
-            env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"},
-            check=True,
-        )
+        command = [sys.executable, "-m", module, str(job), str(found)]
+        environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
+        process = ChildProcess(command, stdin=subprocess.DEVNULL, env=environment)
+        try:
+            with waiting(f"the run waits for {module}, which makes rows"):
+                status = process.wait(MAKE_S)
+        except subprocess.TimeoutExpired as error:
+            raise ValueError(f"{module} has made no rows within {MAKE_S:g} s; make them once, into a file") from error
+        finally:
+            process.end(0)
+        if status:
+            raise subprocess.CalledProcessError(status, command)
         rows = pickle.loads(found.read_bytes())
     if isinstance(rows, ValueError):
         raise rows

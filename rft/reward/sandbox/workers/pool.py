@@ -30,6 +30,7 @@ from rft.reward.sandbox.workers.answer import decode
 from rft.reward.sandbox.workers.worker import LAST, WorkerSetup
 from rft.reward.term import Term
 from rft.sanitize import one_line
+from rft.waits import waiting
 
 START_S = 120.0  # a worker that has not built the term by then is ended
 GRACE_S = 10.0  # and so is one that is silent for so long beyond the deadline of a job
@@ -184,7 +185,8 @@ class IsolatedPool(Runner):
         if self._facts is None:
             self._sandbox.check()
             try:
-                worker = self._worker()
+                with waiting(f"{self._setup.key}: the run waits for a worker, which builds the term"):
+                    worker = self._worker()
             except WorkerLost as error:
                 raise ValueError(str(error)) from error
             self._idle.put(worker)
