@@ -16,7 +16,9 @@ from suites import EVERY, SUITES, changed_files, changed_packages, full_pass, ma
 PYPROJECT = '[project]\ndependencies = ["torch>=2.9"]\n[project.optional-dependencies]\nmcp = ["mcp>={}"]\n'
 MARKED = re.compile(r"^(@|pytestmark = .*)pytest\.mark\.suite\b", re.MULTILINE)  # tests that the slow ones leave out
 FILES = sorted(
-    str(path.relative_to(ROOT)) for top in ("rft", "tests", "scripts", ".ci") for path in (ROOT / top).rglob("*")
+    str(path.relative_to(ROOT))
+    for top in ("rft", "recipes", "tests", "scripts", ".ci")
+    for path in (ROOT / top).rglob("*")
 )
 
 
