@@ -1,4 +1,4 @@
-"""Short writing tasks with one verifiable instruction of IFEval each, for reward=ifeval."""
+"""Short writing tasks with verifiable instructions of IFEval, for reward=ifeval."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -75,7 +75,7 @@ def placeholders(rng: random.Random) -> tuple[str, dict[str, Any]]:
 
 
 def short(rng: random.Random) -> tuple[str, dict[str, Any]]:
-    count = rng.randint(8, 12)
+    count = rng.randint(10, 14)
     return f"Use less than {count} words.", {"num_words": count, "relation": "less than"}
 
 
@@ -94,6 +94,7 @@ def capitals(rng: random.Random) -> tuple[str, dict[str, Any]]:
     return text, {"capital_frequency": count, "capital_relation": "at least"}
 
 
+FEWEST = 6  # words of an answer
 KINDS: dict[str, Callable[[random.Random], tuple[str, dict[str, Any]]]] = {
     "startend:quotation": quotation,
     "startend:end_checker": end_checker,
@@ -111,6 +112,9 @@ KINDS: dict[str, Callable[[random.Random], tuple[str, dict[str, Any]]]] = {
 
 class Instructions:
     """Rows `{prompt, instruction_id_list, kwargs, data_source}`, one for each topic and kind of instruction.
+
+    Each asks for a word of the topic and for `FEWEST` words, too. Else the phrase that an answer is to end with would
+    be an answer.
 
     Args:
         key: supplied by the run: the yaml key.
@@ -138,10 +142,10 @@ class Instructions:
 
     def _row(self, topic: str, kind: str, rng: random.Random) -> dict[str, Any]:
         instruction, arguments = KINDS[kind](rng)
-        prompt = f"Write a sentence about {topic}. {instruction}"
+        word = topic.split()[-1]
         return {
-            "prompt": prompt,
-            "instruction_id_list": [kind],
-            "kwargs": [arguments],
+            "prompt": f"Write a sentence of at least {FEWEST} words about {topic}, with the word {word}. {instruction}",
+            "instruction_id_list": ["length_constraints:number_words", "keywords:existence", kind],
+            "kwargs": [{"num_words": FEWEST, "relation": "at least"}, {"keywords": [word]}, arguments],
             "data_source": kind.split(":")[1],
         }

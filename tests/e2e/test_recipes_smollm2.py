@@ -34,21 +34,21 @@ def test_it_composes(name, recipe, resolved):
     Job(config)
 
 
-def follow(kind, arguments):
+def follow(kind, arguments, word):
     """An answer that follows an instruction and one that does not, written from its arguments."""
-    text = "rain fell"
+    text = f"I saw it and thought about {word}"
     return {
         "quotation": (f'"{text}"', text),
         "end_checker": (f"{text}. {arguments.get('end_phrase')}", f"{arguments.get('end_phrase')} {text}"),
-        "title": (f"<<rain>>\n{text}", text),
-        "number_highlighted_sections": (" ".join(["*rain*"] * arguments.get("num_highlights", 0)), text),
-        "number_bullet_lists": ("* rain\n" * arguments.get("num_bullets", 0), f"* {text}"),
+        "title": (f"<<snow>>\n{text}", text),
+        "number_highlighted_sections": (f"{text} {'*snow* ' * arguments.get('num_highlights', 0)}", text),
+        "number_bullet_lists": (f"* {text}\n" * arguments.get("num_bullets", 0), f"* {text}"),
         "postscript": (f"{text}\nP.S. again", text),
         "number_placeholders": (f"{text} on [name]", text),
-        "number_words": (text, " ".join(["rain"] * arguments.get("num_words", 0))),
-        "no_comma": (text, "rain, snow"),
-        "existence": (" ".join(arguments.get("keywords", [])), text),
-        "capital_word_frequency": (" ".join(["RAIN"] * arguments.get("capital_frequency", 0)), "RAIN"),
+        "number_words": (text, f"{text} {'snow ' * arguments.get('num_words', 0)}"),
+        "no_comma": (text, f"{text}, too"),
+        "existence": (f"{text} {' '.join(arguments.get('keywords', []))}", text),
+        "capital_word_frequency": (f"{text} {'SNOW ' * arguments.get('capital_frequency', 0)}", text),
     }[kind.split(":")[1]]
 
 
@@ -58,10 +58,18 @@ def test_each_kind_of_instruction_can_be_followed_and_missed(recipe):
     rows = Instructions("data.train", list(KINDS), first=0, topics=8, seed=0).load([])
     assert len({*TOPICS}) == len(TOPICS) and len(rows) == 8 * len(KINDS)
     for row in rows:
-        [kind], [arguments] = row["instruction_id_list"], row["kwargs"]
-        scores = [ifeval(text, row, mode="strict", score="all") for text in follow(kind, arguments)]
-        assert scores == [1, 0], kind
+        (*_, kind), (_, words, arguments) = row["instruction_id_list"], row["kwargs"]
+        right, wrong = follow(kind, arguments, word := words["keywords"][0])
+        texts = [right, wrong, right.replace(word, "that")]
+        assert [ifeval(text, row, mode="strict", score="all") for text in texts] == [1, 0, 0], kind
     assert {row["data_source"] for row in rows} == {kind.split(":")[1] for kind in KINDS}
+
+
+def test_a_phrase_to_end_with_is_no_answer(recipe):
+    from instructions import ENDINGS, Instructions
+
+    rows = Instructions("data.train", ["startend:end_checker"], first=0, topics=48, seed=0).load([])
+    assert not any(ifeval(text, row, mode="strict", score="all") for row in rows for text in ENDINGS)
 
 
 def test_no_prompt_is_both_trained_on_and_held_out(recipe, resolved):
