@@ -4,6 +4,8 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+import time
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +15,10 @@ import torch
 import torch.distributed as dist
 
 import rft
-from rft.distributed import check_nccl, start
+from rft import waits
+from rft.distributed import _waiting_for_ranks, check_nccl, start
 from rft.strategy.fsdp2 import FSDP2
+from tests.conftest import SOON_S
 from tests.helpers import yaml_options
 from tests.ranks.forked import run_on_ranks
 
@@ -59,6 +63,21 @@ def test_cuda_without_a_device_is_refused_with_the_cure(monkeypatch):
     ):
         start("cuda")
     assert start("auto").device.type == "cpu"
+
+
+@pytest.mark.parametrize(("local", "said"), [("0", True), ("1", True), ("2", False)])
+def test_two_ranks_of_a_machine_say_that_they_wait_for_all(local, said, monkeypatch, caplog):
+    names = {"RANK": f"1{local}", "LOCAL_RANK": local, "WORLD_SIZE": "24", "MASTER_ADDR": "m", "MASTER_PORT": "1"}
+    for name, value in names.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(waits, "SAY_AFTER_S", 0.01)
+    deadline, before = time.monotonic() + SOON_S, {*threading.enumerate()}
+    with _waiting_for_ranks("to start"):
+        assert bool({*threading.enumerate()} - before) == said
+        while said and not caplog.messages and time.monotonic() < deadline:
+            time.sleep(0.01)
+    line = f"rank 1{local} waits for all 24 ranks of the run at m:1 to start, 0 s"
+    assert caplog.messages[:1] == ([line] if said else [])
 
 
 @pytest.mark.slow

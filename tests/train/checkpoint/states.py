@@ -9,7 +9,8 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
 from rft.actor.base import ColumnModel
-from rft.train.checkpoint.checkpoints import SavedState
+from rft.train.checkpoint.manifest import write_manifest
+from rft.train.checkpoint.saved_state import STRUCTURE, SavedState, structure_of
 from rft.train.checkpoint.tree import join, split
 
 
@@ -36,5 +37,6 @@ def restore(model: ColumnModel, state: Any, left_out: tuple[str, ...] = ()) -> N
         tree, tensors = split({"actors": {model.key: state}})
         (folder / "state.json").write_text(json.dumps(tree))
         save_file(tensors, folder / "model.safetensors")
+        write_manifest(folder, {}, {"step": 0, "metric": None, STRUCTURE: structure_of(tree)})
     model.world.gather(None)  # a barrier
     model.load_state_dict(SavedState(folder).fill("actors", model.key, model.state_to_fill(), left_out))
