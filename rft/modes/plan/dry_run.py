@@ -152,6 +152,8 @@ class DryRun:
         requests = [Request([0] * self._encoder.prompt_tokens, list(range(samples)))] * prompts
         with self._tracker.stage(name):
             self._sampler.own.generate(requests, replace(sampling, max_new_tokens=2))
+        self._sampler.release()
+        self._send_weights()  # a checkpoint follows new weights, not samples
 
     def _score(self) -> None:
         """Computes the fullest forward of each sharded reward model; the first time loads it."""
@@ -226,15 +228,18 @@ class DryRun:
         return sorted((n for n in lengths if 0 < n <= self._longest), reverse=True)[:LENGTHS_TRIED]
 
     def _publish(self, stage: str) -> None:
+        with self._tracker.stage(stage):
+            self._send_weights()
+
+    def _send_weights(self) -> None:
         def tracked() -> Iterator[tuple[str, Tensor]]:
             for name, tensor in self.policy.weights(self._sampler.gather_options):
                 self._tracker.assign("engine", [tensor])
                 yield name, tensor
                 del tensor  # before the next one is gathered
 
-        with self._tracker.stage(stage):
-            self._sampler.publish(self._version, tracked())
-            self._version += 1
+        self._sampler.publish(self._version, tracked())
+        self._version += 1
 
     def _export(self) -> None:
         """Fills the files of an exported model one after another, and writes none."""

@@ -112,13 +112,13 @@ class HFEngine(Engine):
         self.columns.clear()
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Replaces the data of the parameters by the tensors, without a copy if dtype and device agree; on a CPU the
-        weights of linear layers are copied, see `ColumnWeights`.
+        """Replaces the data of the parameters by the tensors, without a copy if dtype and device agree.
 
         Args:
             version: of the completions sampled from now on.
             tensors: by the names of the model's state dict. For tied weights one name is enough.
         """
+        self.columns.clear()
         targets = self.model.state_dict(keep_vars=True)
         missing = {id(target): name for name, target in targets.items()}
         for name, tensor in tensors:
@@ -126,8 +126,7 @@ class HFEngine(Engine):
             target = targets[name]
             assert target.shape == tensor.shape, f"{name}: {tuple(tensor.shape)} for {tuple(target.shape)}"
             with record_function("engine"):  # mode=plan counts what is allocated under this label
-                stored = self.columns.store(target, tensor)
-                target.data = tensor.detach().to(target.device, target.dtype) if stored is None else stored
+                target.data = tensor.detach().to(target.device, target.dtype)
             missing.pop(id(target), None)
             del tensor  # before the next one is gathered
         assert not missing, f"missing weights: {sorted(missing.values())}"
@@ -140,6 +139,7 @@ class HFEngine(Engine):
         assert all(request.prompt for request in requests), "a prompt without tokens"
         assert all(sampling.stop), "an empty stop string ends every text"
         self.model.eval()
+        self.columns.fill()
         found: dict[tuple[int, int], Completion] = {}
         for wave in waves(requests, self.max_rows):
             rows = [(request, index) for request, samples in wave for index in samples]

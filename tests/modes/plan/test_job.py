@@ -190,11 +190,11 @@ def test_the_engine_has_its_copy_from_the_sync_to_the_end_of_the_rollout(forecas
         "bfloat16": weights / 2,
         "two ranks in bfloat16": weights / 2,
     }
-    copies |= {"plain": weights, "an engine in float32": weights}  # by columns, on a CPU
-    shared = {"a GPU that is not here": 0}  # with the only rank
+    shared = {"plain": 0, "an engine in float32": 0, "a GPU that is not here": 0}  # with the only rank
     for name, size in (copies | shared).items():
         for stage in ("sync", "rollout"):  # the last tensor may come after the peak of a sync
-            assert 0.95 * size <= terms(name, stage)["engine"] <= 1.05 * size + 1024, (name, stage)
+            by_columns = weights if name in ("plain", "an engine in float32") and stage == "rollout" else size
+            assert 0.95 * by_columns <= terms(name, stage)["engine"] <= 1.1 * by_columns + 1024, (name, stage)
         for stage in ("annotate", "update"):
             assert terms(name, stage)["engine"] < 1024, (name, stage)
 
@@ -205,12 +205,13 @@ def test_servers_have_no_copy_here_and_take_shards(terms):
 
 
 def test_the_device_of_the_run_need_not_be_here(forecasts):
-    """Only what the engine holds depends on the device."""
+    """Only what the engine holds while it samples depends on the device."""
     here, there = ({**forecasts[name]} for name in ("plain", "a GPU that is not here"))
     stages, others = here.pop("memory"), there.pop("memory")
     assert here == there and stages.keys() == others.keys()
-    for stage in stages.keys() - {"begin", "sync", "rollout", "evaluate"}:
-        assert stages[stage] == others[stage], stage
+    for stage in stages.keys() - {"rollout"}:
+        own, other = ({term: size for term, size in found[stage].items() if size} for found in (stages, others))
+        assert own == pytest.approx(other, abs=1024), stage
 
 
 def test_a_path_and_a_new_model_are_planned_from_their_config_alone(forecasts):

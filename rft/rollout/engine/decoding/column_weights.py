@@ -8,10 +8,11 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import record_function
 
 
 class ColumnWeights:
-    """Storage (in, out) for the weights of linear layers. It is allocated when a weight is first stored.
+    """The weights of linear layers in storage (in, out), from `fill` to `clear`.
 
     Args:
         groups: of layers with the same input. A group has one storage, so that one product computes all of its layers.
@@ -19,40 +20,31 @@ class ColumnWeights:
 
     def __init__(self, groups: Iterable[Sequence[nn.Linear]]) -> None:
         self._groups = [tuple(group) for group in groups]
-        self._places: dict[int, tuple[int, int]] = {}  # by the id of a weight: its group, and its first column
-        self._storage: dict[int, Tensor] = {}  # (in, out of all layers), by the number of the group
-        for number, group in enumerate(self._groups):
-            start = 0
-            for layer in group:
-                self._places[id(layer.weight)] = number, start
-                start += len(layer.weight)
+        self._storage: dict[nn.Linear, Tensor] = {}  # (in, out of all layers), by the first layer of the group
 
-    def store(self, weight: Tensor, tensor: Tensor) -> Tensor | None:
-        """Stores a tensor (out, in) in the place of a weight.
-
-        Returns:
-            A view of the storage, like the weight; None for what is no weight of the layers.
-        """
-        if (place := self._places.get(id(weight))) is None:
-            return None
-        number, start = place
-        if number not in self._storage:
-            weights = [layer.weight for layer in self._groups[number]]
-            self._storage[number] = weight.new_empty(weight.shape[1], sum(map(len, weights)))
-        stored = self._storage[number][:, start : start + len(weight)]
-        columns = tensor.detach().to(weight.device, weight.dtype).t()
-        # torch transposes two to three times as fast into a tensor without gaps between its rows
-        stored.copy_(columns if stored.is_contiguous() else columns.contiguous())
-        return stored.t()
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def fill(self) -> None:
+        """Copies the weights into the storage, where the layers then have them, unless they are there."""
+        if self._storage:
+            return
+        for group in self._groups:
+            sizes = [len(layer.weight) for layer in group]
+            with record_function("engine"):  # mode=plan counts what is allocated under this label
+                storage = group[0].weight.new_empty(group[0].in_features, sum(sizes))
+                for layer, place in zip(group, storage.split(sizes, 1), strict=True):
+                    columns = layer.weight.data.t()
+                    # torch transposes two to three times as fast into a tensor without gaps between its rows
+                    place.copy_(columns if place.is_contiguous() else columns.contiguous())
+                    layer.weight.data = place.t()
+            self._storage[group[0]] = storage
 
     def joined(self, layer: nn.Linear) -> Tensor:
         """The weights (in, out of all layers) of the group that begins with this layer."""
-        number, start = self._places[id(layer.weight)]
-        assert start == 0, "not the first layer of its group"
-        return self._storage[number]
+        return self._storage[layer]
 
     def clear(self) -> None:
-        """Frees the storage. What `store` returned keeps it."""
+        """Lets go of the storage, when the layers have other weights or none."""
         self._storage.clear()
 
 

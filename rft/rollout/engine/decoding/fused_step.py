@@ -1,7 +1,7 @@
-"""A decode step of models that are built like Llama, in a third of the operations.
+"""A decode step of models that are built like Llama, in less than half of the operations.
 
 On a CPU the step of a small model, or of few rows, takes about as long as it has operations. transformers computes a
-block in about 75; here one product has the queries, keys and values, one has both halves of the MLP, queries and keys
+block in about 80; here one product has the queries, keys and values, one has both halves of the MLP, queries and keys
 are rotated together, and residuals are added by the products.
 """
 

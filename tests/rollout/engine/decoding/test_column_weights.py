@@ -7,31 +7,35 @@ from rft.rollout.engine.decoding.column_weights import ColumnWeights, biases
 
 def test_a_group_lies_in_one_storage():
     torch.manual_seed(0)
-    first, second, alone = nn.Linear(3, 4), nn.Linear(3, 2), nn.Linear(4, 5)
-    given = [layer.weight.detach().clone() for layer in (first, second, alone)]
-    weights = ColumnWeights([(first, second), (alone,)])
-    for layer, weight in zip((first, second, alone), given, strict=True):
-        layer.weight.data = weights.store(layer.weight, weight.double())
-        assert torch.equal(layer.weight, weight) and layer.weight.stride(0) == 1 and layer.weight.dtype == weight.dtype
-    joined = weights.joined(first)
-    assert joined.is_contiguous() and torch.equal(joined, torch.cat(given[:2]).t())
-    assert torch.equal(weights.joined(alone), given[2].t())
+    first, second, alone = layers = (nn.Linear(3, 4), nn.Linear(3, 2), nn.Linear(4, 5))
+    given = [layer.weight.detach().clone() for layer in layers]
     states = torch.randn(2, 3)
     outputs = torch.cat([first(states), second(states)], 1)
+    weights = ColumnWeights([(first, second), (alone,)])
+    with torch.inference_mode():
+        weights.fill()
+    for layer, weight in zip(layers, given, strict=True):
+        assert torch.equal(layer.weight, weight) and layer.weight.stride(0) == 1
+        assert not layer.weight.is_inference()
+    joined = weights.joined(first)
+    assert joined.is_contiguous() and torch.equal(joined, torch.cat(given[:2]).t())
+    assert first.weight.data_ptr() == joined.data_ptr()
+    assert torch.equal(weights.joined(alone), given[2].t())
+    torch.testing.assert_close(torch.cat([first(states), second(states)], 1), outputs)
     torch.testing.assert_close(states @ joined + biases(first, second), outputs)
-    with pytest.raises(AssertionError, match="not the first layer"):
-        weights.joined(second)
 
 
-def test_other_weights_have_no_place_and_none_is_left_after_a_clear():
+def test_it_is_filled_once_until_it_is_cleared():
     layer = nn.Linear(3, 4)
     weights = ColumnWeights([(layer,)])
-    assert weights.store(layer.bias, layer.bias) is None
-    assert weights.store(nn.Linear(3, 4).weight, layer.weight) is None
-    first = weights.store(layer.weight, layer.weight)
-    assert weights.store(layer.weight, layer.weight).data_ptr() == first.data_ptr()
+    weights.fill()
+    first = weights.joined(layer)
+    weights.fill()
+    assert weights.joined(layer) is first
+    layer.weight.data = torch.ones(4, 3)
     weights.clear()
-    assert weights.store(layer.weight, layer.weight).data_ptr() != first.data_ptr()
+    weights.fill()
+    assert torch.equal(weights.joined(layer), torch.ones(3, 4))
 
 
 def test_biases_of_layers():
