@@ -16,8 +16,9 @@ from typing import Any
 from rft.errors import listed
 from rft.logger.disk import rename
 from rft.logger.redact import ResolvedText
+from rft.waits import waiting
 
-GGUF = re.compile(r".*\.gguf$", re.IGNORECASE | re.DOTALL)
+GGUF = ".gguf"  # the end of the name of a file
 MAGIC = b"GGUF"  # the first bytes of a file
 OF_SEVERAL = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)  # the end of the name of one of several files
 DTYPES = ("float32", "bfloat16", "float16")
@@ -47,7 +48,7 @@ def with_folders(config: Mapping[str, Any], tell: Callable[[str], object]) -> di
             return {name: found[name] for name in node}
         if isinstance(node, list):
             return [replaced(below, f"{key}[{number}]") for number, below in enumerate(node)]
-        if not (isinstance(node, str) and key.endswith(".path") and GGUF.match(node)):
+        if not (isinstance(node, str) and key.endswith(".path") and node.lower().endswith(GGUF)):
             return node
         if node not in folders:
             folders[node] = folder_of(node, dtype if dtype in DTYPES else DTYPES[0], config.get("cache"), key, tell)
@@ -82,7 +83,7 @@ def folder_of(path: str, dtype: str, cache: str | None, key: str, tell: Callable
         return folder
     try:
         folders.mkdir(parents=True, exist_ok=True)
-        with _alone(folder.with_name(f".{folder.name}.lock")):
+        with _alone(folder.with_name(f".{folder.name}.lock"), f"{key}={path}"):
             if not folder.is_dir():  # else another process has made it meanwhile
                 tell(f"{key}={path}: converting it to {dtype} for transformers, once")
                 start = monotonic()
@@ -179,17 +180,20 @@ def _convert(file: Path, dtype: str, folder: Path, where: str) -> str:
         write_model(model, ((name, weights[name]) for name in exported(model)), partial, model.dtype)
         tokenizer.save_pretrained(partial)
         rename(partial, folder)
+    except OSError:
+        if not folder.is_dir():  # else another process has made it, on a file system without locks
+            raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return note
 
 
 @contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """One process at a time is in the block, where the file system has locks; elsewhere each makes its own folder."""
+def _alone(lock: Path, where: str) -> Iterator[None]:
+    """One process at a time is in the block, where the file system has locks; elsewhere the first one counts."""
     handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        with suppress(OSError):
+        with suppress(OSError), waiting(f"{where}: the run waits for another process, which converts it"):
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rft.actor.loading import gguf
 from rft.actor.loading.gguf import folder_of, with_folders
 from rft.logger.redact import public_config
 from tests.actor.loading.gguf_file import new_model, write_gguf
@@ -90,6 +92,21 @@ def test_one_process_converts_for_all(file, tmp_path):
         )
     assert len(set(found)) == 1 and len(lines) == 2
     assert [path.name for path in found[0].parent.iterdir() if path.is_dir()] == [found[0].name]
+
+
+def test_without_locks_the_folder_of_the_first_process_counts(file, tmp_path, monkeypatch):
+    """Another process has converted the file while this one did."""
+    real = gguf.rename
+
+    def rename(partial, folder):
+        shutil.copytree(partial, folder)
+        (folder / "first").touch()
+        real(partial, folder)
+
+    monkeypatch.setattr(gguf, "rename", rename)
+    found = folder_of(str(file), "float32", str(tmp_path), "actor.path", lambda line: None)
+    assert (found / "first").is_file()
+    assert [path for path in found.parent.iterdir() if path.is_dir()] == [found]
 
 
 def test_the_config_of_a_run(file, folder, cache):
