@@ -53,7 +53,7 @@ def follow(kind, arguments, word):
 
 
 def test_each_kind_of_instruction_can_be_followed_and_missed(recipe):
-    from instructions import KINDS, TOPICS, Instructions
+    from verifiable_sentences import KINDS, TOPICS, Instructions
 
     rows = Instructions("data.train", list(KINDS), first=0, topics=8, seed=0).load([])
     assert len({*TOPICS}) == len(TOPICS) and len(rows) == 8 * len(KINDS)
@@ -66,7 +66,7 @@ def test_each_kind_of_instruction_can_be_followed_and_missed(recipe):
 
 
 def test_a_phrase_to_end_with_is_no_answer(recipe):
-    from instructions import ENDINGS, Instructions
+    from verifiable_sentences import ENDINGS, Instructions
 
     rows = Instructions("data.train", ["startend:end_checker"], first=0, topics=48, seed=0).load([])
     assert not any(ifeval(text, row, mode="strict", score="all") for row in rows for text in ENDINGS)
@@ -81,7 +81,7 @@ def test_no_prompt_is_both_trained_on_and_held_out(recipe, resolved):
 
 
 def test_the_answers_of_sums(recipe):
-    from addition import Additions
+    from two_digit_sums import Additions
 
     rows = Additions("data.train", start=0, count=8100).load([])
     assert len({row["prompt"] for row in rows}) == 8100
@@ -91,8 +91,8 @@ def test_the_answers_of_sums(recipe):
 
 
 def test_mistakes(recipe):
-    from addition import Additions
-    from instructions import Instructions
+    from two_digit_sums import Additions
+    from verifiable_sentences import Instructions
 
     with pytest.raises(ValueError, match=r"data.train.kinds: no such kind rhyme; choose from startend:quotation, "):
         Instructions("data.train", ["rhyme"], first=0, topics=1, seed=0)
