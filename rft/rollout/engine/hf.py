@@ -109,7 +109,6 @@ class HFEngine(Engine):
         for parameter in self.model.parameters():
             dtype = self.dtype if parameter.is_floating_point() else parameter.dtype
             parameter.data = expanded_zero(parameter.shape, dtype, parameter.device)
-        self.columns.clear()
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Replaces the data of the parameters by the tensors, without a copy if dtype and device agree.
@@ -118,7 +117,6 @@ class HFEngine(Engine):
             version: of the completions sampled from now on.
             tensors: by the names of the model's state dict. For tied weights one name is enough.
         """
-        self.columns.clear()
         targets = self.model.state_dict(keep_vars=True)
         missing = {id(target): name for name, target in targets.items()}
         for name, tensor in tensors:
@@ -139,18 +137,18 @@ class HFEngine(Engine):
         assert all(request.prompt for request in requests), "a prompt without tokens"
         assert all(sampling.stop), "an empty stop string ends every text"
         self.model.eval()
-        self.columns.fill()
         found: dict[tuple[int, int], Completion] = {}
-        for wave in waves(requests, self.max_rows):
-            rows = [(request, index) for request, samples in wave for index in samples]
-            prompts = [as_encoded(requests[request].prompt) for request, _ in wave]
-            seeds = [requests[request].seeds[index] for request, index in rows]
-            limits = [requests[request].limit(index, sampling) for request, index in rows]
-            copies = [len(samples) for _, samples in wave]
-            for row, completion in self._complete(prompts, copies, seeds, limits, sampling):
-                found[rows[row]] = completion
-                if on_completion is not None:
-                    on_completion(*rows[row], completion)
+        with self.columns.filled():
+            for wave in waves(requests, self.max_rows):
+                rows = [(request, index) for request, samples in wave for index in samples]
+                prompts = [as_encoded(requests[request].prompt) for request, _ in wave]
+                seeds = [requests[request].seeds[index] for request, index in rows]
+                limits = [requests[request].limit(index, sampling) for request, index in rows]
+                copies = [len(samples) for _, samples in wave]
+                for row, completion in self._complete(prompts, copies, seeds, limits, sampling):
+                    found[rows[row]] = completion
+                    if on_completion is not None:
+                        on_completion(*rows[row], completion)
         return in_order(found, requests)
 
     def _complete(

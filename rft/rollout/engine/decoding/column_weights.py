@@ -4,7 +4,8 @@ For few rows, a product with weights (out, in) spends much of its time on reorde
 read as they lie: on one thread, 8 rows take about half of the time, 64 rows three quarters.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch.profiler import record_function
 
 
 class ColumnWeights:
-    """The weights of linear layers in storage (in, out), from `fill` to `clear`.
+    """The weights of linear layers in storage (in, out), while a block of `filled` runs.
 
     Args:
         groups: of layers with the same input. A group has one storage, so that one product computes all of its layers.
@@ -22,30 +23,37 @@ class ColumnWeights:
         self._groups = [tuple(group) for group in groups]
         self._storage: dict[nn.Linear, Tensor] = {}  # (in, out of all layers), by the first layer of the group
 
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def fill(self) -> None:
-        """Copies the weights into the storage, where the layers then have them, unless they are there."""
-        if self._storage:
-            return
-        for group in self._groups:
-            sizes = [len(layer.weight) for layer in group]
-            with record_function("engine"):  # mode=plan counts what is allocated under this label
-                storage = group[0].weight.new_empty(group[0].in_features, sum(sizes))
-                for layer, place in zip(group, storage.split(sizes, 1), strict=True):
-                    columns = layer.weight.data.t()
-                    # torch transposes two to three times as fast into a tensor without gaps between its rows
-                    place.copy_(columns if place.is_contiguous() else columns.contiguous())
-                    layer.weight.data = place.t()
-            self._storage[group[0]] = storage
+    @contextmanager
+    def filled(self) -> Iterator[None]:
+        """In the block, the layers have their weights in the storage. Behind it they have what they had."""
+        before = {layer: layer.weight.data for group in self._groups for layer in group}
+        try:
+            for group in self._groups:
+                self._storage[group[0]] = _columns(group)
+            yield
+        finally:
+            for layer, weight in before.items():
+                layer.weight.data = weight
+            self._storage.clear()
 
     def joined(self, layer: nn.Linear) -> Tensor:
         """The weights (in, out of all layers) of the group that begins with this layer."""
         return self._storage[layer]
 
-    def clear(self) -> None:
-        """Lets go of the storage, when the layers have other weights or none."""
-        self._storage.clear()
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def _columns(group: Sequence[nn.Linear]) -> Tensor:
+    """The storage (in, out of all layers) of a group, in which its layers have their weights from now on."""
+    sizes = [len(layer.weight) for layer in group]
+    with record_function("engine"):  # mode=plan counts what is allocated under this label
+        storage = group[0].weight.new_empty(group[0].in_features, sum(sizes))
+        for layer, place in zip(group, storage.split(sizes, 1), strict=True):
+            columns = layer.weight.data.t()
+            # torch transposes two to three times as fast into a tensor without gaps between its rows
+            place.copy_(columns if place.is_contiguous() else columns.contiguous())
+            layer.weight.data = place.t()
+    return storage
 
 
 def biases(*layers: nn.Linear) -> Tensor | None:
