@@ -16,12 +16,13 @@ from typing import Any
 from rft.errors import listed
 from rft.logger.disk import rename
 from rft.logger.redact import ResolvedText
+from rft.strategy.base import DTYPES
 from rft.waits import waiting
 
 GGUF = ".gguf"  # the end of the name of a file
 MAGIC = b"GGUF"  # the first bytes of a file
 OF_SEVERAL = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)  # the end of the name of one of several files
-DTYPES = ("float32", "bfloat16", "float16")
+FLOAT32 = "float32"
 
 
 def with_folders(config: Mapping[str, Any], tell: Callable[[str], object]) -> dict[str, Any]:
@@ -51,7 +52,7 @@ def with_folders(config: Mapping[str, Any], tell: Callable[[str], object]) -> di
         if not (isinstance(node, str) and key.endswith(".path") and node.lower().endswith(GGUF)):
             return node
         if node not in folders:
-            folders[node] = folder_of(node, dtype if dtype in DTYPES else DTYPES[0], config.get("cache"), key, tell)
+            folders[node] = folder_of(node, dtype if dtype in DTYPES else FLOAT32, config.get("cache"), key, tell)
         return ResolvedText(str(folders[node]), node.source if isinstance(node, ResolvedText) else node)
 
     whole: dict[str, Any] = replaced(config, "")
@@ -135,7 +136,6 @@ def _convert(file: Path, dtype: str, folder: Path, where: str) -> str:
     Returns:
         What the folder has otherwise than the file, or an empty text.
     """
-    import torch
     import transformers
     from gguf import GGUFReader
 
@@ -150,7 +150,7 @@ def _convert(file: Path, dtype: str, folder: Path, where: str) -> str:
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, **whole)
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
-            file.parent, **whole, **packed, dtype=getattr(torch, dtype), output_loading_info=True
+            file.parent, **whole, **packed, dtype=DTYPES[dtype], output_loading_info=True
         )
         reader = GGUFReader(file)
         note = set_split(tokenizer, reader)
