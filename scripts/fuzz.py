@@ -2,6 +2,7 @@
 
 python scripts/fuzz.py                               # each kind for 20 seconds
 python scripts/fuzz.py responses --seconds 600
+python scripts/fuzz.py --seed 0 --inputs 5000        # the same inputs each time, as .ci/run tries them
 python scripts/fuzz.py rows --seed 7 --only 4211     # one input again, with the whole traceback
 
 The seed, which is printed, and the number of an input decide what it is. Ends with status 1 where an input has another
@@ -31,6 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", nargs="*", choices=[*KINDS, []], help="all, unless some are named")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each kind")
+    parser.add_argument("--inputs", type=int, default=None, help="of each kind, however long they take")
     parser.add_argument("--seed", type=int, default=None, help="drawn from the clock, unless it is given")
     parser.add_argument("--only", type=int, default=None, help="the number of an input: tries this one alone")
     chosen = parser.parse_args(arguments)
@@ -38,15 +40,18 @@ def main(arguments: list[str] | None = None) -> int:
     failed = 0
     with _quiet():
         for kind in chosen.kinds or KINDS:
-            failed += try_one(kind, seed, chosen.only) if chosen.only is not None else fuzz(kind, seed, chosen.seconds)
+            if chosen.only is None:
+                failed += fuzz(kind, seed, chosen.seconds, chosen.inputs)
+            else:
+                failed += try_one(kind, seed, chosen.only)
     return 1 if failed else 0
 
 
-def fuzz(kind: str, seed: int, seconds: float) -> int:
-    """Tries inputs of a kind for so long; returns how many failed."""
+def fuzz(kind: str, seed: int, seconds: float, inputs: int | None = None) -> int:
+    """Tries inputs of a kind, so many if the number is given, else for so long; returns how many failed."""
     started, number, failed = time.monotonic(), 0, 0
     causes: set[str] = set()
-    while time.monotonic() - started < seconds:
+    while number < inputs if inputs is not None else time.monotonic() - started < seconds:
         if error := fault(kind, seed, number):
             failed += 1
             last = traceback.extract_tb(error.__traceback__)[-1]

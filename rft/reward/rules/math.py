@@ -80,6 +80,7 @@ def _gold(row: Mapping[str, Any]) -> tuple[Answer, ...]:
 def _written(row: Mapping[str, Any], extract_from: list[Place], markers: list[str]) -> list[str]:
     """The gold answer in each place where an answer is looked for, and after a thought with another one."""
     gold = " ".join(_gold_text(row["answer"]).split())
+    gold = gold.rstrip("\\ ")  # behind a backslash, of a space or line break, a brace closes nothing
     formula = gold if "$" in gold else f"${gold}$"
     places = {
         "boxed": [rf"\boxed{{{gold}}}", rf"Hence $x + 1$ and $\boxed{{{gold}}}$."],

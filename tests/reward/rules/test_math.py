@@ -64,6 +64,13 @@ def test_a_gold_answer_equals_itself_however_the_field_is_written(gold: str) -> 
         assert score(rf"\boxed{{{gold}}}, no: \boxed{{77}}", answer) == 0.0
 
 
+@pytest.mark.parametrize("answer", ["5\\ ", "5 \\\\", "95\\%\\ ", "\\{1,2\\}\\", "#### 5\\ "])
+def test_a_gold_answer_that_ends_with_a_backslash_is_written_so_that_it_is_right(answer: str) -> None:
+    math = rule()
+    written = math.call("writes", {"answer": answer})
+    assert written and [math(response, {"answer": answer}) for response in written] == [1.0] * len(written)
+
+
 @pytest.mark.parametrize("answer", [5, 5.0, "5", "#### 5"])
 def test_an_answer_may_be_a_number(answer: object) -> None:
     assert score("#### 5", answer) == 1.0

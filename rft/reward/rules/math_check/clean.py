@@ -25,6 +25,7 @@ POWERS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 # Sets stand in braces of their own, so that those of LaTeX only group.
 _COMMANDS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"(?<!\\)\\\\(?=[a-zA-Z])(?![\s\S]*\\end)", r"\\"),  # a command that was escaped twice
+    (r"\\\\(?:\[[^\]]*\])?\s*$", " "),
     (r"\\\\(?:\[[^\]]*\])?", ROW),
     (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits|phantom\{[^{}]*\})(?![a-zA-Z])\.?", ""),
     (r"\\[dtc](frac|binom)(?![a-zA-Z])", r"\\\1"),
