@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from rft.remote.event_loop import call_in
+
 
 class CallFailed(Exception):
     """A call of the user's code failed.
@@ -61,8 +63,7 @@ def _in_thread(function: Callable[[], Any]) -> "asyncio.Future[Any]":
             value = function()
         except (Exception, SystemExit) as raised:  # noqa: BLE001  # a function of the user may raise anything
             error = RuntimeError(str(raised)) if isinstance(raised, StopIteration) else raised  # no future takes it
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, value, error)
+        call_in(loop, settle, value, error)
 
     threading.Thread(target=run, daemon=True, name="environment").start()
     return future

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rft.remote.event_loop import EventLoop
+from rft.remote.event_loop import EventLoop, call_in
 from rft.rollout.engine.base import Completion, Request
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import Sampler
@@ -38,7 +38,7 @@ class Turn:
 
     def deliver(self, completion: Completion) -> None:
         """Continues the dialogue. Any thread may call it."""
-        self.loop.call_soon_threadsafe(self._settle, completion)
+        call_in(self.loop, self._settle, completion)
 
     def _settle(self, completion: Completion) -> None:
         if not self.future.done():  # a dialogue that took too long was cancelled

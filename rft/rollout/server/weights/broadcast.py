@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.distributed import TCPStore
 
+from rft.remote.event_loop import call_in
 from rft.remote.http_client import RequestFailed, ServerClient
 from rft.rollout.server.options import Servers
 from rft.rollout.server.remote.rft_receiver import (
@@ -212,7 +213,7 @@ class BroadcastGroup:
                 error = None
             except (RuntimeError, OSError, ValueError) as found:
                 error = RequestFailed(f"{self._client.name}: the process group with it: {found}")
-            loop.call_soon_threadsafe(settle, error)
+            call_in(loop, settle, error)
 
         threading.Thread(target=run, daemon=True, name=self.rendezvous.name).start()
         answer = asyncio.ensure_future(call)
