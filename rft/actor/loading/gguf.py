@@ -29,8 +29,8 @@ def with_folders(config: Mapping[str, Any], tell: Callable[[str], object]) -> di
     """The config of a run with a folder in the place of each GGUF file that a key `path` names.
 
     The weights are dequantized to `strategy.dtype`. The folders are in the folder `cache` of the config, and are used
-    again while the file has the same place, size and time of change. Of several processes on a machine one converts,
-    and the others wait for it.
+    again while the file has the same place, size and time of change, and the code that converts it is the same. Of
+    several processes on a machine one converts, and the others wait for it.
 
     Args:
         config: resolved. `public_config` of what is returned still names the files.
@@ -127,7 +127,8 @@ def _version(file: Path) -> str:
 
     state = file.stat()
     text = f"{file}\n{state.st_size}\n{state.st_mtime_ns}\n{transformers.__version__}"
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    code = [path.read_bytes() for path in (Path(__file__), Path(__file__).with_name("gguf_facts.py"))]
+    return hashlib.sha256(b"\n".join([text.encode(), *code])).hexdigest()[:12]
 
 
 def _convert(file: Path, dtype: str, folder: Path, where: str) -> str:

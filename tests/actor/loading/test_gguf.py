@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -82,6 +83,17 @@ def test_a_file_is_converted_again_if_it_has_changed(file, folder, cache):
     finally:
         os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
     assert [line.split(":")[0] for line in lines] == [f"actor.path={file}"] * 2
+
+
+@pytest.mark.parametrize("name", ["gguf.py", "gguf_facts.py"])
+def test_a_file_is_converted_again_by_other_code(name, file, folder, cache, tmp_path, monkeypatch):
+    for source in ("gguf.py", "gguf_facts.py"):
+        shutil.copy(Path(gguf.__file__).with_name(source), tmp_path)
+    monkeypatch.setattr(gguf, "__file__", str(tmp_path / "gguf.py"))
+    assert folder_of(str(file), "float32", str(cache), "actor.path", lambda line: None) == folder
+    with (tmp_path / name).open("a") as code:
+        code.write("# another line")
+    assert folder_of(str(file), "float32", str(cache), "actor.path", lambda line: None) != folder
 
 
 def test_one_process_converts_for_all(file, tmp_path):
