@@ -15,6 +15,9 @@ from bench.process import HERE, call, has_trl
 from bench.results import machine, show
 from bench.workload import Workload, equal, skewed
 
+# One optimizer step a batch, as TRL's defaults take, so that neither side computes old log-probabilities apart; and the
+# prompt of a group is computed once.
+RFT = ("batch.minibatches=1", "actor.share_prefix=true")
 STAGES = ("rollout", "reward", "annotate", "update", "refresh")
 EQUAL_LENGTH = 64
 
@@ -54,7 +57,7 @@ def run(arguments: argparse.Namespace) -> None:
 def rft_side(folder: Path, workload: Workload, steps: int) -> dict[str, Any]:
     """Runs the main job in its own process; returns what it logged in every step."""
     overrides = [f"rollout.engine.workload={folder}", f"batch.prompts={len(workload.lengths)}", f"steps={steps}"]
-    overrides += [f"rollout.max_new_tokens={workload.longest}"]
+    overrides += [f"rollout.max_new_tokens={workload.longest}", *RFT]
     call(["-m", "rft.main", "-cd", str(HERE), "-cn", "step", *overrides])
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     logged = [row for row in map(json.loads, lines) if row["step"] > 0]
