@@ -26,7 +26,6 @@ from rft.evaluation.preference import ScoreEvaluator
 from rft.registry import Target
 from rft.reward.compose import CanaryOptions, WeightedSum
 from rft.rollout.engine.base import Engine
-from rft.rollout.server.servable import ServableEngine
 from rft.setup.schema import Run
 
 NO_SAMPLES = "algorithm.source samples no texts"
@@ -144,8 +143,8 @@ def unread_by_evaluate(root: Mapping[str, Any]) -> dict[str, str]:
 
 def unread_serve_keys(parts: Parts) -> dict[str, str]:
     """The reason for every key of `serve` that mode=serve does not read."""
-    engine = parts.engine.factory
-    served = issubclass(engine, ServableEngine)
+    engine: type[Engine] = parts.engine.factory
+    served = engine.facts.servers
     no_model = f"rollout.engine._target_={engine.__name__} has no servers, so reward terms are served"
     absent = {
         SERVED_MODEL: "" if served else no_model,

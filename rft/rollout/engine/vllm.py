@@ -78,7 +78,9 @@ class VLLMEngine(ServableEngine):
         ValueError: vLLM does not support the options, or the media of this family on this device; names the key.
     """
 
-    facts = EngineFacts(takes_arguments=True, takes_media=True, has_processor=True, most_forbidden=MOST_BIASED)
+    facts = EngineFacts(
+        takes_arguments=True, takes_media=True, has_processor=True, most_forbidden=MOST_BIASED, servers=True
+    )
 
     def __init__(
         self,

@@ -51,7 +51,7 @@ class ServersEngine(ServableEngine):
         servers: their addresses or number, and deadlines.
     """
 
-    facts = EngineFacts(takes_arguments=True, takes_media=True, has_processor=True)
+    facts = EngineFacts(takes_arguments=True, takes_media=True, has_processor=True, servers=True)
     sleep_arguments: ClassVar[dict[str, Any]] = {}
     gather_options = GatherOptions(sharded=True)
 

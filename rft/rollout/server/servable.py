@@ -10,7 +10,7 @@ from rft.rollout.server.server_api import ServerApi
 
 
 class ServableEngine(Engine):
-    """An engine for which there are servers of the same kind."""
+    """An engine for which there are servers of the same kind: its facts state `servers`."""
 
     @staticmethod
     @abstractmethod
