@@ -12,10 +12,10 @@ from rft.data.tool_calls import TOOL_CALLS, find_format, read_by, reads_calls
 from rft.errors import build_each
 from rft.ranges import PositiveInt, Seconds
 from rft.registry import Plugin, did_you_mean
-from rft.rollout.environment.adapters.renderers import PackageRenderer, RendererCalls, check_renderer, renderer_of
 from rft.rollout.environment.call_format import CallFormat, CallReader
 from rft.rollout.environment.contract import FIELD, EnvironmentClass, environment_class
 from rft.rollout.environment.fork_server import prepare
+from rft.rollout.environment.renderers import PackageRenderer, RendererCalls, check_renderer, renderer_of
 from rft.rollout.environment.turn_template import TurnTemplate
 
 KEY = "environment"
@@ -40,7 +40,7 @@ class EnvironmentOptions:
             ends nothing but the episode.
         concurrency: calls of environments at the same time.
         renderer: of the package `renderers`, which has the tokens between two answers: its name, `auto` or None; see
-            `rft.rollout.environment.adapters.renderers`.
+            `rft.rollout.environment.renderers`.
     """
 
     classes: dict[str, Any]
