@@ -80,8 +80,12 @@ PARTS = {
     "mode=serve": ("rft/modes/serve",),
     "mode=verify": ("rft/modes/verify*.py", "rft/algorithm/certificate", "rft/reward/certificate"),
 }
-# Of no part: the default run names the rule `exact_match`, and the package registers the rules that are there.
-CHOSEN_BY_DEFAULT = ("rft/reward/rules/__init__.py", "rft/reward/rules/text.py")
+# In the folder of a part, and of none: what the default run chooses, and options that every config has.
+OF_EVERY_RUN = (
+    "rft/reward/rules/__init__.py",  # registers the rules that are there
+    "rft/reward/rules/text.py",  # the rule exact_match
+    "rft/reward/sandbox/options.py",  # the node reward.call.sandbox
+)
 LINES, FILES = 400, 13
 BACKENDS = re.compile(r"vllm|sglang|fsdp", re.IGNORECASE)
 MODALITIES = re.compile(r"\b(image|audio|video|pixel)s?\b", re.IGNORECASE)
@@ -166,7 +170,7 @@ def layers(root: Path) -> Iterator[str]:
 
 def files_of_parts(root: Path) -> dict[str, set[Path]]:
     """The Python files of each part."""
-    kept = {root / name for name in CHOSEN_BY_DEFAULT}
+    kept = {root / name for name in OF_EVERY_RUN}
     found = {}
     for part, patterns in PARTS.items():
         places = [place for pattern in patterns for place in root.glob(pattern)]

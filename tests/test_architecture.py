@@ -44,9 +44,6 @@ ALLOWED: dict[str, dict[str, str]] = {
     "parts": {
         "rft.modes.plan.dry_run: imports rft.reward.models.base": "it loads them and computes with them",
         "rft.modes.plan.job: imports rft.reward.models.base": "the plan counts the models of a reward",
-        "rft.reward.call: imports rft.reward.sandbox.options": "call.workers=sandbox",
-        "rft.reward.call: imports rft.reward.sandbox.workers.pool": "call.workers=sandbox",
-        "rft.reward.call: imports rft.reward.services.hosted": "call.workers=http",
         "rft.rollout.environment.episodes: imports rft.rollout.environment.gateway.server": "what agents talk to",
         "rft.setup.components: imports rft.rollout.environment.episodes": "answers rows",
         "rft.setup.components: imports rft.rollout.environment.options": "the type of an attribute",

@@ -24,6 +24,7 @@ from rft.conditions import (
 from rft.data.base import GivenTexts, SourceFacts
 from rft.evaluation.preference import ScoreEvaluator
 from rft.registry import Target
+from rft.reward.call import WORKERS
 from rft.reward.compose import CanaryOptions, WeightedSum
 from rft.rollout.engine.base import Engine
 from rft.setup.schema import Run
@@ -122,7 +123,7 @@ def unread_keys(parts: Parts) -> dict[str, str]:
         found |= dict.fromkeys((f"{key}.include_prefill" for key in keys), reason)
     if not parts.reward.concurrent:
         found["reward.call.concurrency"] = "all terms are computed in the process of the run, one call at a time"
-    for kind in ("sandbox", "http"):
+    for kind in WORKERS:
         if kind not in parts.reward.workers:
             found[f"reward.call.{kind}"] = f"no term has call.workers={kind}"
     reads = algorithm.reads()
