@@ -44,13 +44,6 @@ ALLOWED: dict[str, dict[str, str]] = {
     "parts": {
         "rft.modes.plan.dry_run: imports rft.reward.models.base": "it loads them and computes with them",
         "rft.modes.plan.job: imports rft.reward.models.base": "the plan counts the models of a reward",
-        "rft.rollout.environment.episodes: imports rft.rollout.environment.gateway.server": "what agents talk to",
-        "rft.setup.components: imports rft.rollout.environment.episodes": "answers rows",
-        "rft.setup.components: imports rft.rollout.environment.options": "the type of an attribute",
-        "rft.setup.constraints: imports rft.rollout.environment.contract": "the name of a reward term",
-        "rft.setup.constraints: imports rft.rollout.environment.options": "the type of an argument",
-        "rft.setup.parts: imports rft.rollout.environment.options": "reads the node environment",
-        "rft.setup.schema: imports rft.rollout.environment.options": "the node environment",
     },
     "unpickles": {
         "rft/data/rows/packages/child.py: pickle.loads": "of a child process, in a folder of the user alone",

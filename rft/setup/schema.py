@@ -18,7 +18,6 @@ from rft.ranges import NonNegativeInt, PositiveFloat, PositiveInt, SamplingTempe
 from rft.remote.http_limits import ScoringLimits
 from rft.remote.server_process import is_loopback
 from rft.rollout.engine.sampling import Sampling
-from rft.rollout.environment.options import EnvironmentOptions
 from rft.sanitize import check_metric_name
 from rft.train.checkpoint.options import CheckpointOptions
 from rft.train.diverged import FaultOptions
@@ -338,7 +337,7 @@ class Run:
     algorithm: AlgorithmOptions
     actor: dict[str, Any]
     rollout: Rollout
-    environment: EnvironmentOptions | None
+    environment: Any
     reward: Any
     strategy: dict[str, Any]
     data: Data

@@ -55,7 +55,6 @@ GAME = ("get_observation", "step", "get_rewards")  # methods of a game of severa
 RESERVED = ("reset", "get_reward", "close", *GAME, *DYNAMIC)  # public methods that are no tools
 AGENT = ("data", "base_url", "api_key")  # parameters of a function that plays by itself
 FIELD = "environment"  # of a row: the name of its environment
-REWARD = "environment"  # the reward term with the environment's own reward
 
 
 @dataclass(frozen=True)
