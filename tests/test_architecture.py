@@ -13,6 +13,7 @@ from tests.architecture_rules import (
     backends,
     calls,
     cycles,
+    files_of_parts,
     folders,
     layers,
     metaphors,
@@ -234,6 +235,10 @@ def test_a_rule_finds_what_breaks_it_and_nothing_else(rule, files, found, tmp_pa
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert set(rule(tmp_path)) == found
+
+
+def test_every_part_has_files():
+    assert [part for part, files in files_of_parts(ROOT).items() if not files] == []
 
 
 def test_every_rule_is_shown_to_fail():
