@@ -63,6 +63,7 @@ PARTS = {
         "rft/rollout/source/mixed.py",
         "rft/rollout/source/self_play.py",
     ),
+    "tasks of images and sounds": ("rft/data/encode/tasks",),
     "loggers of services": (
         "rft/logger/mlflow.py",
         "rft/logger/swanlab.py",
