@@ -44,7 +44,16 @@ ROOT_MODULES = (
 # What a yaml chooses, by `_target_` or by name, and can be taken out: the rest imports, composes and trains without it.
 # A part has its files and those that are built on it, so a file may be of several parts; a folder has all below it.
 PARTS = {
-    "vLLM and servers": ("rft/rollout/engine/vllm*.py", "rft/rollout/server", "rft/modes/serve"),
+    "vLLM and servers": (
+        "rft/rollout/engine/vllm*.py",
+        "rft/rollout/engine/expanded.py",
+        "rft/rollout/engine/model_folder.py",
+        "rft/rollout/server",
+        "rft/remote/load_balancer.py",
+        "rft/remote/requests.py",
+        "rft/remote/json_values.py",
+        "rft/modes/serve",
+    ),
     "environments": ("rft/rollout/environment",),
     "adapters of environments": ("rft/rollout/environment/adapters",),
     "builtin environments": ("rft/rollout/environment/builtin",),
@@ -65,6 +74,7 @@ PARTS = {
     ),
     "tasks of images and sounds": ("rft/data/encode/tasks",),
     "loggers of services": (
+        "rft/logger/service.py",
         "rft/logger/mlflow.py",
         "rft/logger/swanlab.py",
         "rft/logger/tensorboard.py",
@@ -73,7 +83,7 @@ PARTS = {
     ),
     "mode=chat": ("rft/modes/chat.py",),
     "mode=doctor": ("rft/modes/doctor",),
-    "mode=evaluate": ("rft/modes/evaluate.py",),
+    "mode=evaluate": ("rft/modes/evaluate.py", "rft/evaluation/given.py", "rft/evaluation/responses.py"),
     "mode=generate": ("rft/modes/generate.py",),
     "mode=inspect": ("rft/modes/inspect.py",),
     "mode=plan": ("rft/modes/plan",),
