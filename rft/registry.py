@@ -188,6 +188,25 @@ def import_all(package: str) -> None:
         importlib.import_module(f"{package}.{module.name}")
 
 
+def import_part(module: str, name: str, where: str) -> Any:
+    """A function or a class of a part of this package, which a run names.
+
+    Args:
+        module: of the part.
+        name: of the function or the class.
+        where: begins the message: the key and its value.
+
+    Raises:
+        ValueError: the part has been taken out.
+    """
+    try:
+        return vars(importlib.import_module(module))[name]
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # what the part itself imports is missing
+        raise ValueError(f"{where}: {module} is not in this package; install all of it, or choose another") from error
+
+
 def import_named(place: str, name: str, where: str, noun: str) -> Callable[..., Any]:
     """A function or a class of a module or a file of the user's.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from rft.registry import import_named
+from rft.registry import import_part
 
 Mode = Callable[[dict[str, Any], Console], float]  # (resolved config, console of rank zero) -> what main returns
 
@@ -34,10 +34,10 @@ def find_mode(name: object) -> Mode:
     of the job before, in a sweep, would never be freed.
 
     Raises:
-        ValueError: the module of the mode cannot be imported; names the mode.
+        ValueError: the mode has been taken out.
     """
     place = MODES[name] if isinstance(name, str) and name in MODES else MODES["train"]
-    load = partial(import_named, *place, f"mode={name}", "function")
+    load = partial(import_part, *place, f"mode={name}")
     if "torch" not in sys.modules:
         enabled = gc.isenabled()
         gc.disable()

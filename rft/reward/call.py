@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from rft.errors import FunctionError
 from rft.ranges import PositiveInt, Range, Seconds
-from rft.registry import import_named, take
+from rft.registry import import_part, take
 from rft.remote.call_pool import BreakerOptions
 from rft.remote.retry import Backoff
 from rft.reward.build import build_term
@@ -305,9 +305,8 @@ def build(
         ValueError: the node is malformed; names the key.
     """
     if options.workers in WORKERS:
-        found: tuple[Term, Runner] = import_named(
-            *WORKERS[options.workers], f"{key}.call.workers={options.workers}", "function"
-        )(name, node, key, options, reading)
+        build_part = import_part(*WORKERS[options.workers], f"{key}.call.workers={options.workers}")
+        found: tuple[Term, Runner] = build_part(name, node, key, options, reading)
         return found
     term = build_term(node, key)
     if options.workers == "process":

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from rft.batch.trajectory import Trajectory
 from rft.data.encode.encoder import Encoder
 from rft.data.rows.lazy import Rows
-from rft.registry import Plugin, import_named
+from rft.registry import Plugin, import_part
 from rft.rollout.answers import Announce, KeptMarks, single_turn
 from rft.rollout.engine.base import Completion, Request
 from rft.rollout.engine.sampling import Sampling
@@ -168,7 +168,7 @@ def episodes_of(node: Any) -> Episodes | None:
     """
     if node is None:
         return None
-    made: Episodes = import_named(f"{ENVIRONMENTS}.options", "environments", "environment", "function")(node)
+    made: Episodes = import_part(f"{ENVIRONMENTS}.options", "environments", "environment")(node)
     return made
 
 
@@ -180,6 +180,6 @@ def episode_answerer(episodes: Episodes, encoder: Encoder, sampler: Sampler, con
         encoder, sampler: see `Answerer`.
         context: most tokens of a text that the model reads.
     """
-    answerer = import_named(f"{ENVIRONMENTS}.episodes", "EpisodeAnswerer", "environment", "class")
+    answerer = import_part(f"{ENVIRONMENTS}.episodes", "EpisodeAnswerer", "environment")
     made: Answerer = answerer(episodes, encoder, sampler, context)
     return made

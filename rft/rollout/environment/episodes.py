@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from rft.batch.trajectory import Trajectory
 from rft.data.encode.encoder import Encoder
 from rft.data.rows.lazy import Rows
-from rft.registry import import_named
+from rft.registry import import_part
 from rft.remote.event_loop import EventLoop
 from rft.rollout.answerer import Answerer
 from rft.rollout.answers import Announce
@@ -134,7 +134,7 @@ class EpisodeAnswerer(Answerer):
         """The `Gateway` that agents talk to, a part that needs the extra `serve`; None if no class plays by itself."""
         if not self._environments.plays:
             return None
-        return import_named("rft.rollout.environment.gateway.server", "Gateway", f"{KEY}.classes", "class")(policy)
+        return import_part("rft.rollout.environment.gateway.server", "Gateway", f"{KEY}.classes")(policy)
 
     def _live(self, row: dict[str, Any], limits: CallLimits) -> LiveEnvironment:
         name = self._environments.name_of(row)
