@@ -19,10 +19,10 @@ from pickle import UnpicklingError
 from typing import Any
 
 from rft.errors import FunctionError
-from rft.remote.child_process import ChildProcess
 from rft.reward import REWARDS
 from rft.reward.failure import Failure
 from rft.reward.runners import Outcomes, Rows, Runner, outcomes
+from rft.worker.child_process import ChildProcess
 
 START_S = 120.0  # a fork server that has not built the term by then does not answer
 GRACE_S = 30.0  # nor does one that is silent for so long beyond the deadline of a job

@@ -16,10 +16,10 @@ from typing import Any
 
 from rft.batch.entries import own_copy
 from rft.registry import Target
-from rft.remote.child_process import ChildProcess
 from rft.rollout.environment.calls import CallFailed, call
 from rft.rollout.environment.fork_server import LONGEST, READY, Hosted, cut
 from rft.waits import waiting
+from rft.worker.child_process import ChildProcess
 
 LARGEST = 2**28  # bytes of an answer, beside its texts, which are cut
 START_S = 1800.0  # seconds; a server that has not prepared the classes by then, which may load data, does not answer

@@ -11,9 +11,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rft.data.rows.sources import check_text, require
-from rft.remote.child_process import ChildProcess
 from rft.sanitize import valid_text
 from rft.waits import waiting
+from rft.worker.child_process import ChildProcess
 
 Rows = list[dict[str, Any]]
 MAKE_S = 6 * 3600.0  # seconds; a package that takes longer to make its rows does not answer
