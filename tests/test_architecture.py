@@ -44,6 +44,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "rft/data/rows/packages/child.py: pickle.loads": "of a child process, in a folder of the user alone",
         "rft/distributed.py: pickle.loads": "between the ranks of a run, which unpickle each other's objects anyway",
         "rft/reward/sandbox/workers/worker.py: pickle.loads": "in the sandbox, from the run",
+        "rft/reward/workers.py: pickle.loads": "of a function that the run may execute in its own process too",
         "rft/worker/fork_server.py: pickle.load": "from the run, over a socket that the two alone have",
     },
     "modalities": {

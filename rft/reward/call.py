@@ -20,7 +20,7 @@ from rft.reward.sandbox.workers.pool import IsolatedPool, IsolatedTerm
 from rft.reward.services.hosted import HostedTerm, HostOptions
 from rft.reward.term import LARGEST_SCORE, Term, Unscored
 from rft.reward.thought import Reading, ReadingOptions, split_node
-from rft.reward.workers import WorkerPool
+from rft.reward.workers import ForkedPool
 from rft.sanitize import OTHER, Names, one_line
 from rft.waits import waiting
 
@@ -216,10 +216,8 @@ class Calls:
 
     def cancel(self) -> None:
         """Gives up the calls that have not ended."""
-        if unfinished := [future for _, future in self._running if not future.done()]:
-            for future in unfinished:
-                future.cancel()
-            self._runner.cancel()
+        for _, future in self._running:
+            future.cancel()
         self._running = []
 
     def _submit(self) -> None:
@@ -277,7 +275,7 @@ def _build(
         return IsolatedTerm(node, key, pool), pool
     term = build_term(node, key)
     if options.workers == "process":
-        return term, WorkerPool(name, node, key, options.concurrency, options.deadline_s)
+        return term, ForkedPool(name, node, key, options.concurrency, options.deadline_s)
     if options.workers == "http":
         term = HostedTerm(term, name, {**node, **asdict(reading)}, f"{key}.call.http", options.http)
     if term.awaits:
