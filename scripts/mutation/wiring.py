@@ -25,7 +25,7 @@ ELSEWHERE = (
     "reward/workers",
     "rollout/engine/vllm",
     "rollout/environment/adapters/",
-    "rollout/environment/fork_server",
+    "rollout/environment/hosted",
     "rollout/server/remote/",
     "rollout/server/sglang",
     "rollout/server/vllm",

@@ -15,7 +15,7 @@ from rft.registry import Plugin, did_you_mean
 from rft.rollout.environment.adapters.renderers import PackageRenderer, RendererCalls, check_renderer, renderer_of
 from rft.rollout.environment.call_format import CallFormat, CallReader
 from rft.rollout.environment.contract import FIELD, EnvironmentClass, environment_class
-from rft.rollout.environment.fork_server import prepare
+from rft.rollout.environment.hosted import prepare
 from rft.rollout.environment.turn_template import TurnTemplate
 
 KEY = "environment"
