@@ -41,7 +41,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "rft.setup.assembly: except BaseException": "an interrupt too stops the engine's requests; it is raised again",
     },
     "unpickles": {
-        "rft/data/rows/packages/child.py: pickle.loads": "of a child process, in a folder of the user alone",
+        "rft/data/rows/packages/child.py: pickle.loads": "of a child process, over a socket that the two alone have",
         "rft/distributed.py: pickle.loads": "between the ranks of a run, which unpickle each other's objects anyway",
         "rft/reward/sandbox/workers/worker.py: pickle.loads": "in the sandbox, from the run",
         "rft/reward/workers.py: pickle.loads": "of a function that the run may execute in its own process too",
