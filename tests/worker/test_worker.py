@@ -93,21 +93,19 @@ def test_every_worker_begins_as_the_server_has_prepared_it(server):
 ENDS = {
     "die": ("worker_died", "the worker process ended with status 7"),
     "kill": ("worker_died", "the worker process ended with signal 9"),
-    "error": ("worker_died", "the worker process ended with status 1"),
-    "leave": ("worker_died", "the worker process ended with status 1"),
     "long": ("output", f"it answers with {2**21} bytes, more than {2**20}"),
 }
 
 
 @pytest.mark.parametrize("command", ENDS)
-def test_a_worker_without_an_answer_is_lost_with_its_reason(server, command, capfd):
+def test_a_worker_without_an_answer_is_lost_with_its_reason(server, command):
     assert lost(server.fork(), command) == ENDS[command]
 
 
-def test_what_ends_a_worker_is_printed(capfd):
+def test_an_error_ends_a_worker_and_is_printed(capfd):
     made = fork_server()
     for command in ("error", "leave"):
-        lost(made.fork(), command)
+        assert lost(made.fork(), command) == ("worker_died", "the worker process ended with status 1")
     made.close()
     printed = capfd.readouterr().err
     assert "KeyError: 'no such thing'" in printed and "the last words\n" in printed
