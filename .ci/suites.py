@@ -37,6 +37,7 @@ class Suite:
 EVERY = Suite((".ci/run", ".ci/*.*"), ("tensordict", "torch", "transformers"))
 # The contract of an environment, and what plays its episodes.
 EPISODES = (
+    "rft/worker",
     "rft/rollout/environment/*.py",
     "rft/config/environment/_base.yaml",
     "tests/rollout/environment/scripted.py",

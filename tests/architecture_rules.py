@@ -25,6 +25,7 @@ LAYERS = {
     "algorithm": 1,
     "report": 1,
     "remote": 0,
+    "worker": 0,
     "batch": 0,
     "logger": 0,
 }

@@ -36,7 +36,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "rft.errors: except Exception": "a report, a logger or an engine that is closed may raise anything",
         "rft.registry: except Exception": "a file of the user's may raise anything; the error names the key",
         "rft.rollout.environment.calls: except (Exception, SystemExit)": "a tool of the user's may raise anything",
-        "rft.rollout.environment.fork_server: except (Exception, SystemExit)": "a tool may raise anything",
+        "rft.rollout.environment.hosted: except (Exception, SystemExit)": "a tool may raise anything",
         "rft.reward.rules.math_check.formula: except Exception": "math-verify raises Exception itself, sympy anything",
         "rft.modes.model: except BaseException": "an interrupt too stops the engine's requests; it is raised again",
         "rft.reward.sandbox.isolation.harness: except (Exception, SystemExit)": "a program may raise anything",
@@ -47,9 +47,11 @@ ALLOWED: dict[str, dict[str, str]] = {
         "rft.modes.plan.job: imports rft.reward.models.base": "the plan counts the models of a reward",
     },
     "unpickles": {
-        "rft/data/rows/packages/child.py: pickle.loads": "of a child process, in a folder of the user alone",
+        "rft/data/rows/packages/child.py: pickle.loads": "of a child process, over a socket that the two alone have",
         "rft/distributed.py: pickle.loads": "between the ranks of a run, which unpickle each other's objects anyway",
         "rft/reward/sandbox/workers/worker.py: pickle.loads": "in the sandbox, from the run",
+        "rft/reward/workers.py: pickle.loads": "of a function that the run may execute in its own process too",
+        "rft/worker/fork_server.py: pickle.load": "from the run, over a socket that the two alone have",
     },
     "modalities": {
         "rft.report.page: image": "a property of CSS",

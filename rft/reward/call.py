@@ -19,7 +19,7 @@ from rft.reward.runners import InlineRunner, LoopRunner, Outcomes, Runner, Threa
 from rft.reward.sandbox.options import WorkerOptions
 from rft.reward.term import LARGEST_SCORE, Term, Unscored
 from rft.reward.thought import Reading, ReadingOptions, split_node
-from rft.reward.workers import WorkerPool
+from rft.reward.workers import ForkedPool
 from rft.sanitize import OTHER, Names, one_line
 from rft.waits import waiting
 
@@ -237,10 +237,8 @@ class Calls:
 
     def cancel(self) -> None:
         """Gives up the calls that have not ended."""
-        if unfinished := [future for _, future in self._running if not future.done()]:
-            for future in unfinished:
-                future.cancel()
-            self._runner.cancel()
+        for _, future in self._running:
+            future.cancel()
         self._running = []
 
     def _submit(self) -> None:
@@ -310,7 +308,7 @@ def build(
         return found
     term = build_term(node, key)
     if options.workers == "process":
-        return term, WorkerPool(name, node, key, options.concurrency, options.deadline_s)
+        return term, ForkedPool(name, node, key, options.concurrency, options.deadline_s)
     if term.awaits:
         return term, LoopRunner(term, name, options.concurrency, options.deadline_s)
     return term, ThreadRunner(term, name) if term.threads else InlineRunner(term, name)

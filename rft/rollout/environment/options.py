@@ -15,7 +15,7 @@ from rft.registry import Plugin, convert, did_you_mean
 from rft.rollout.answerer import Episodes
 from rft.rollout.environment.call_format import CallFormat, CallReader
 from rft.rollout.environment.contract import FIELD, EnvironmentClass, environment_class
-from rft.rollout.environment.fork_server import prepare
+from rft.rollout.environment.hosted import prepare
 from rft.rollout.environment.renderers import PackageRenderer, RendererCalls, check_renderer, renderer_of
 from rft.rollout.environment.turn_template import TurnTemplate
 

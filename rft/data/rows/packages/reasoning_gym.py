@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rft.data.rows.packages import REASONING_GYM
-from rft.data.rows.packages.child import make_rows, rows_of_child
+from rft.data.rows.packages.child import rows_of_child
 from rft.ranges import PositiveInt, Seed
 from rft.registry import did_you_mean
 
@@ -52,7 +52,7 @@ class ReasoningGymRows:
         Raises:
             ValueError: there is no such task or option, or the rows lack a field.
         """
-        rows = rows_of_child("rft.data.rows.packages.reasoning_gym", self._tasks, self._count, self._seed, self._key)
+        rows = rows_of_child(generate, self._tasks, self._count, self._seed, self._key)
         for row in rows:
             if missing := [field for field in required if field not in row]:
                 raise ValueError(
@@ -85,7 +85,3 @@ def _rows(task: str, options: dict[str, Any], count: int, seed: int, key: str) -
             {"prompt": problem["question"], **answer, "data_source": f"reasoning_gym/{task}", REASONING_GYM: entry}
         )
     return rows
-
-
-if __name__ == "__main__":
-    make_rows(generate)
