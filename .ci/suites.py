@@ -37,6 +37,7 @@ class Suite:
 EVERY = Suite((".ci/run", ".ci/*.*"), ("tensordict", "torch", "transformers"))
 # The contract of an environment, and what plays its episodes.
 EPISODES = (
+    "rft/worker",
     "rft/rollout/environment/*.py",
     "rft/config/environment/_base.yaml",
     "tests/rollout/environment/scripted.py",
@@ -148,7 +149,6 @@ SUITES = {
     "renderers": Suite(
         (
             "rft/rollout/environment/*.py",
-            "rft/rollout/environment/adapters/renderers.py",
             "rft/config/environment/_base.yaml",
             "rft/data/encode",
             "rft/data/strict_json.py",
@@ -157,7 +157,6 @@ SUITES = {
             "tests/data/tool_calls/*.py",
             "tests/data/chat_texts.py",
             "tests/rollout/environment/*.py",
-            "tests/rollout/environment/adapters/test_renderers.py",
             "tests/e2e/test_renderers.py",
         ),
         ("httpx", "renderers", "trl"),

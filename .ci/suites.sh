@@ -54,7 +54,7 @@ suite_trl_templates() {
 suite_renderers() {
   folder renderers_trl trl
   beside renderers constraints.txt renderers httpx
-  PYTHONPATH="$work/folders/renderers_trl" test_beside renderers tests/rollout/environment/adapters/test_renderers.py \
+  PYTHONPATH="$work/folders/renderers_trl" test_beside renderers tests/rollout/environment/test_renderers.py \
     tests/e2e/test_renderers.py tests/data/tool_calls/test_parse_renderers.py
 }
 

@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import inspect
 import itertools
+import pkgutil
 import sys
 import types
 import typing
@@ -175,6 +176,35 @@ class Target:
         """Builds the object with those keyword arguments that it takes; the others are dropped."""
         taken = {k: v for k, v in supplied.items() if k in self._takes and k not in self.options}
         return self.factory(**taken, **self.options)
+
+
+def import_all(package: str) -> None:
+    """Imports every module of a folder of plugins, which registers them: a file can be added there, or taken out.
+
+    Args:
+        package: its name; it may be in the middle of its own import.
+    """
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        importlib.import_module(f"{package}.{module.name}")
+
+
+def import_part(module: str, name: str, where: str) -> Any:
+    """A function or a class of a part of this package, which a run names.
+
+    Args:
+        module: of the part.
+        name: of the function or the class.
+        where: begins the message: the key and its value.
+
+    Raises:
+        ValueError: the part has been taken out.
+    """
+    try:
+        return vars(importlib.import_module(module))[name]
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # what the part itself imports is missing
+        raise ValueError(f"{where}: {module} is not in this package; install all of it, or choose another") from error
 
 
 def import_named(place: str, name: str, where: str, noun: str) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ from tests.architecture_rules import (
     backends,
     calls,
     cycles,
+    files_of_parts,
     folders,
     layers,
     metaphors,
@@ -21,6 +22,7 @@ from tests.architecture_rules import (
     names_of_algorithms,
     nodes_of,
     options_of_algorithms,
+    parts,
     processor_keys,
     remote_code,
     sizes,
@@ -34,16 +36,22 @@ ALLOWED: dict[str, dict[str, str]] = {
         "rft.errors: except Exception": "a report, a logger or an engine that is closed may raise anything",
         "rft.registry: except Exception": "a file of the user's may raise anything; the error names the key",
         "rft.rollout.environment.calls: except (Exception, SystemExit)": "a tool of the user's may raise anything",
-        "rft.rollout.environment.fork_server: except (Exception, SystemExit)": "a tool may raise anything",
+        "rft.rollout.environment.hosted: except (Exception, SystemExit)": "a tool may raise anything",
         "rft.reward.rules.math_check.formula: except Exception": "math-verify raises Exception itself, sympy anything",
         "rft.modes.model: except BaseException": "an interrupt too stops the engine's requests; it is raised again",
         "rft.reward.sandbox.isolation.harness: except (Exception, SystemExit)": "a program may raise anything",
         "rft.setup.assembly: except BaseException": "an interrupt too stops the engine's requests; it is raised again",
     },
+    "parts": {
+        "rft.modes.plan.dry_run: imports rft.reward.models.base": "it loads them and computes with them",
+        "rft.modes.plan.job: imports rft.reward.models.base": "the plan counts the models of a reward",
+    },
     "unpickles": {
-        "rft/data/rows/packages/child.py: pickle.loads": "of a child process, in a folder of the user alone",
+        "rft/data/rows/packages/child.py: pickle.loads": "of a child process, over a socket that the two alone have",
         "rft/distributed.py: pickle.loads": "between the ranks of a run, which unpickle each other's objects anyway",
         "rft/reward/sandbox/workers/worker.py: pickle.loads": "in the sandbox, from the run",
+        "rft/reward/workers.py: pickle.loads": "of a function that the run may execute in its own process too",
+        "rft/worker/fork_server.py: pickle.load": "from the run, over a socket that the two alone have",
     },
     "modalities": {
         "rft.report.page: image": "a property of CSS",
@@ -116,6 +124,20 @@ BROKEN = [
         {"rft.errors: imports rft.batch.b"},
     ),
     (layers, {"rft/utils/a.py": ""}, {"rft.utils.a: no layer"}),
+    (
+        parts,
+        {
+            "rft/reward/sandbox/a.py": "from rft.reward.sandbox import b\nfrom rft.reward import call",
+            "rft/reward/sandbox/b.py": "from rft.reward.rules import text",
+            "rft/reward/call.py": "def f():\n    from rft.reward.sandbox.a import C",
+            "rft/reward/rules/text.py": "from rft.reward.rules import tags",
+            "rft/reward/rules/tags.py": "",
+        },
+        {
+            "rft.reward.call: imports rft.reward.sandbox.a",
+            "rft.reward.rules.text: imports rft.reward.rules.tags",
+        },
+    ),
     (
         cycles,
         {"rft/data/a.py": "from rft.data import b", "rft/data/b.py": "def f(): import rft.data.a", "rft/data/c.py": ""},
@@ -215,6 +237,10 @@ def test_a_rule_finds_what_breaks_it_and_nothing_else(rule, files, found, tmp_pa
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert set(rule(tmp_path)) == found
+
+
+def test_every_part_has_files():
+    assert [part for part, files in files_of_parts(ROOT).items() if not files] == []
 
 
 def test_every_rule_is_shown_to_fail():

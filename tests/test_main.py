@@ -309,6 +309,12 @@ def test_every_mode_of_the_config_has_a_function_and_an_unknown_one_is_that_of_t
     assert {find_mode(name) for name in MODES} == {vars(sys.modules[module])[name] for module, name in MODES.values()}
 
 
+def test_a_mode_that_is_taken_out_is_an_error_that_names_it(monkeypatch):
+    monkeypatch.setitem(MODES, "plan", ("rft.modes.not_here", "plan_run"))
+    with pytest.raises(ValueError, match=r"^mode=plan: rft\.modes\.not_here is not in this package"):
+        find_mode("plan")
+
+
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -1,8 +1,6 @@
 """Work on all rows of a large data set, in several processes of this machine."""
 
-import ctypes
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -16,13 +14,13 @@ import torch
 
 from rft.logger.console import work_progress
 from rft.waits import waiting
+from rft.worker.fork_server import end_with_parent
 
 CHUNK = 1024  # rows that are read at once
 FORKED = 16_384  # fewer rows take less time than it takes to start processes
 MOST = 16  # processes: each needs memory of its own
 CHUNK_S = 3600.0  # seconds; processes that finish no chunk for so long do not answer
 TOKENIZERS_PARALLELISM = "TOKENIZERS_PARALLELISM"
-PR_SET_PDEATHSIG = 1
 Made = TypeVar("Made")
 
 
@@ -107,9 +105,7 @@ class _Child:
     def begin(work: Callable[[range], Any], parent: int) -> None:
         """Takes the work, and makes the process end when the run ends, also if the run is killed."""
         _Child.work = work
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
+        end_with_parent(parent)
         torch.set_num_threads(1)
 
     @staticmethod

@@ -15,9 +15,9 @@ from rft.evaluation.base import EvaluationContext, Progress, RowEvaluator, SetRe
 from rft.evaluation.estimators import maj_at_k, pass_at_k
 from rft.reward.compose import WeightedSum
 from rft.rollout.answerer import Answerer
+from rft.rollout.answers import failure_of
 from rft.rollout.engine.base import row_seed
 from rft.rollout.engine.sampling import Sampling
-from rft.rollout.environment.record import failure_of
 from rft.sanitize import warn_once
 
 NAN = math.nan  # of a prompt with too few scored answers; it is in no mean

@@ -1,12 +1,14 @@
 """The modes of a run, named by `mode=`. Each is a function `(config, console) -> float` in its own module."""
 
 import gc
-import importlib
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from rich.console import Console
+
+from rft.registry import import_part
 
 Mode = Callable[[dict[str, Any], Console], float]  # (resolved config, console of rank zero) -> what main returns
 
@@ -30,16 +32,20 @@ def find_mode(name: object) -> Mode:
     The first call in a process imports torch and transformers: some 600,000 objects, which stay. It disables garbage
     collection meanwhile, and excludes them from later collections (`gc.freeze`). Other calls must not do so: garbage
     of the job before, in a sweep, would never be freed.
+
+    Raises:
+        ValueError: the mode has been taken out.
     """
-    module, function = MODES[name] if isinstance(name, str) and name in MODES else MODES["train"]
+    place = MODES[name] if isinstance(name, str) and name in MODES else MODES["train"]
+    load = partial(import_part, *place, f"mode={name}")
     if "torch" not in sys.modules:
         enabled = gc.isenabled()
         gc.disable()
         try:
-            importlib.import_module(module)
+            load()
         finally:
             if enabled:
                 gc.enable()
         gc.freeze()
-    mode: Mode = vars(importlib.import_module(module))[function]
+    mode: Mode = load()
     return mode

@@ -1,7 +1,12 @@
 """`mode=train`: trains the policy."""
 
+import json
+import os
 import re
+import subprocess
+import sys
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -10,12 +15,14 @@ from rich.console import Console
 
 from rft.evaluation.base import metric_value
 from rft.logger.log import STARTED
-from rft.modes.plan.largest import memory_by_stage
 from rft.setup.assembly import Job
 from rft.setup.typed import typed_overrides
 from rft.train.folder.run_folder import finished_run
 
 LONGEST_SUFFIX = 128  # characters: file names have at most 255 bytes, and the run's name comes first
+PLANS = "rft.modes.plan.largest"  # the program of mode=plan that prints the memory of each stage
+PLAN_S = 90.0  # seconds in which the plan must be made; ranks that fail wait for it
+OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_ERROR_FILE")
 
 
 def train(config: dict[str, Any], console: Console) -> float:
@@ -32,6 +39,29 @@ def train(config: dict[str, Any], console: Console) -> float:
     if in_sweep() and (value := finished_value(job, suffix, console)) is not None:
         return value
     return job.fit(suffix, memory_by_stage)
+
+
+def memory_by_stage(config: Mapping[str, Any], ranks: int) -> dict[str, dict[str, int]] | None:
+    """The bytes of every term at the peak of each stage, as `mode=plan` counts them in a process of its own; None for a
+    run that has no plan.
+
+    Args:
+        config: of the run, resolved, as plain containers.
+        ranks: number of processes of the run.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in OF_TORCHRUN}
+    environment |= {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", PLANS, str(ranks)]
+    try:
+        ended = subprocess.run(
+            command, input=json.dumps(config), env=environment, capture_output=True, text=True, timeout=PLAN_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if ended.returncode != 0:
+        return None
+    memory: dict[str, dict[str, int]] = json.loads(ended.stdout.splitlines()[-1])  # behind what plugins print
+    return memory
 
 
 def in_sweep() -> bool:

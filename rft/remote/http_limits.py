@@ -1,4 +1,4 @@
-"""What a server of this package accepts from its clients."""
+"""What servers of this package accept from their clients."""
 
 from dataclasses import dataclass
 
@@ -18,3 +18,18 @@ class HttpLimits:
     body_mib: PositiveFloat
     request_s: PositiveFloat
     connections: PositiveInt
+
+
+@dataclass
+class ScoringLimits(HttpLimits):
+    """What a server of reward terms accepts; the yaml documents each option.
+
+    Attributes:
+        rows: responses of a request, and of all requests that are scored together.
+        requests: requests at the same time: arriving, waiting or being scored.
+        end_s: seconds for requests in flight when the server ends.
+    """
+
+    rows: PositiveInt
+    requests: PositiveInt
+    end_s: PositiveInt

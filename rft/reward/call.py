@@ -10,24 +10,45 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from rft.errors import FunctionError
 from rft.ranges import PositiveInt, Range, Seconds
-from rft.registry import take
+from rft.registry import import_part, take
+from rft.remote.call_pool import BreakerOptions
 from rft.remote.retry import Backoff
 from rft.reward.build import build_term
 from rft.reward.failure import REASONS, Failure
 from rft.reward.runners import InlineRunner, LoopRunner, Outcomes, Runner, ThreadRunner
 from rft.reward.sandbox.options import WorkerOptions
-from rft.reward.sandbox.workers.pool import IsolatedPool, IsolatedTerm
-from rft.reward.services.hosted import HostedTerm, HostOptions
 from rft.reward.term import LARGEST_SCORE, Term, Unscored
 from rft.reward.thought import Reading, ReadingOptions, split_node
-from rft.reward.workers import WorkerPool
+from rft.reward.workers import ForkedPool
 from rft.sanitize import OTHER, Names, one_line
 from rft.waits import waiting
 
 Score = Annotated[float, Range(low=-LARGEST_SCORE, high=LARGEST_SCORE)]
 Failed = Literal["drop_row", "drop_group", "stop"] | Score
 Job = tuple[int, str, Mapping[str, Any]]  # the number of a response, the response, and the row that it answers
+# Workers that are parts: the module, and its function with the arguments of `build`. Terms that name it import it.
+WORKERS = {
+    "sandbox": ("rft.reward.sandbox.isolated", "isolated"),
+    "http": ("rft.reward.services.hosted", "hosted"),
+}
 PAUSES_S = (0.5, 60.0)  # the shortest and the longest pause before a repeated call
+
+
+@dataclass
+class HostOptions:
+    """The servers that compute a term; the yaml documents each option.
+
+    Attributes:
+        addresses: of the servers.
+        token: the name of the environment variable with their bearer token, or None.
+        rows_per_request: most responses of a request.
+        breaker: when a server gets no requests.
+    """
+
+    addresses: list[str]
+    token: str | None
+    rows_per_request: PositiveInt
+    breaker: BreakerOptions
 
 
 @dataclass
@@ -91,7 +112,7 @@ class Caller:
             **take(merged(asdict(defaults), call), CallOptions, f"{self._key}.call", "the call of a reward term")
         )
         _check_before(node, options, call, self._key)
-        self.term, self.runner = _build(name, node, self._key, options, reading)
+        self.term, self.runner = build(name, node, self._key, options, reading)
         _check(self.term, options, call, self._key)
         self.reading = Reading(self.term, reading, self._key, own)
         self.failed: Failed = options.failed
@@ -216,10 +237,8 @@ class Calls:
 
     def cancel(self) -> None:
         """Gives up the calls that have not ended."""
-        if unfinished := [future for _, future in self._running if not future.done()]:
-            for future in unfinished:
-                future.cancel()
-            self._runner.cancel()
+        for _, future in self._running:
+            future.cancel()
         self._running = []
 
     def _submit(self) -> None:
@@ -268,18 +287,28 @@ def merged(defaults: Mapping[str, Any], node: Mapping[str, Any]) -> dict[str, An
     return found
 
 
-def _build(
+def build(
     name: str, node: Mapping[str, Any], key: str, options: CallOptions, reading: ReadingOptions
 ) -> tuple[Term, Runner]:
-    if options.workers == "sandbox":
-        assert options.deadline_s is not None, "_check_before refuses None"
-        pool = IsolatedPool(name, node, key, options.concurrency, options.deadline_s, options.sandbox)
-        return IsolatedTerm(node, key, pool), pool
+    """A term, and what runs its calls.
+
+    Args:
+        name: of the term.
+        node: of the term in the yaml, without weight, call and options of reading.
+        key: of the node.
+        options: of its calls.
+        reading: which part of a response the term gets.
+
+    Raises:
+        ValueError: the node is malformed; names the key.
+    """
+    if options.workers in WORKERS:
+        build_part = import_part(*WORKERS[options.workers], f"{key}.call.workers={options.workers}")
+        found: tuple[Term, Runner] = build_part(name, node, key, options, reading)
+        return found
     term = build_term(node, key)
     if options.workers == "process":
-        return term, WorkerPool(name, node, key, options.concurrency, options.deadline_s)
-    if options.workers == "http":
-        term = HostedTerm(term, name, {**node, **asdict(reading)}, f"{key}.call.http", options.http)
+        return term, ForkedPool(name, node, key, options.concurrency, options.deadline_s)
     if term.awaits:
         return term, LoopRunner(term, name, options.concurrency, options.deadline_s)
     return term, ThreadRunner(term, name) if term.threads else InlineRunner(term, name)
@@ -292,14 +321,14 @@ def _repeatable(outcome: Any) -> bool:
 def _check_before(node: Mapping[str, Any], options: CallOptions, call: Mapping[str, Any], key: str) -> None:
     """Refuses a term that cannot be isolated, a missing deadline, and options of another kind of workers."""
     place = f"{key}.call"
-    for kind in ("sandbox", "http"):
+    for kind in WORKERS:
         if kind in call and options.workers != kind:
             raise ValueError(f"{place}.{kind}: only call.workers={kind} reads it; set that, or remove it")
     if options.workers == "sandbox" and "_target_" in node:
         raise ValueError(
             f"{place}.workers=sandbox: this term is a class, so it is computed in the process of the run; remove it"
         )
-    if options.workers in ("sandbox", "http") and options.deadline_s is None:
+    if options.workers in WORKERS and options.deadline_s is None:
         raise ValueError(
             f"{place}.workers={options.workers} needs a deadline, or one response could stop the run; set "
             f"{place}.deadline_s=10"

@@ -2,15 +2,16 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from rft.errors import FunctionError, naming
 from rft.remote.event_loop import EventLoop
 from rft.reward.failure import Failure, catching
 from rft.reward.term import RowTerm, Term, Unscored, is_tensor, values_of
 
+T = TypeVar("T")
 Rows = Sequence[Mapping[str, Any]]
 Outcomes = list[Any]  # of the responses of one call: a value, or `Unscored`
 
@@ -26,10 +27,8 @@ class Runner(ABC):
 
     @abstractmethod
     def submit(self, responses: Sequence[str], rows: Rows) -> Future[Outcomes]:
-        """Starts one call. Any thread may call this, one at a time."""
-
-    def cancel(self) -> None:
-        """Gives up the calls that are running, after the caller has cancelled their futures."""
+        """Starts one call; in an event loop or in a worker it ends where its future is cancelled. Any thread may call
+        this, one at a time."""
 
     def close(self) -> None:
         """Ends the threads and processes."""
@@ -78,44 +77,68 @@ class ThreadRunner(Runner):
         self._threads.shutdown(cancel_futures=True)
 
 
-class LoopRunner(Runner):
-    """Runs the calls of a term that awaits, in one event loop that lives as long as the run.
+class AsyncRunner(Runner):
+    """Runs calls in an event loop, which starts with the first call, also after `close`.
 
     Args:
-        term: of the calls.
         name: of the term.
         concurrency: calls at the same time.
         deadline_s: seconds of one call from its start; None: no limit.
     """
 
-    def __init__(self, term: Term, name: str, concurrency: int, deadline_s: float | None) -> None:
-        self._term = term
+    def __init__(self, name: str, concurrency: int, deadline_s: float | None) -> None:
         self._name = name
+        self._concurrency = concurrency
         self._deadline_s = deadline_s
-        self._slots = asyncio.Semaphore(concurrency)
-        self._loop: EventLoop | None = None  # starts with the first call
+        self._slots = asyncio.Semaphore(concurrency)  # of the loop
+        self._loop: EventLoop | None = None
+
+    @abstractmethod
+    async def _found(self, responses: Sequence[str], rows: Rows) -> Any:
+        """What the term returns for the responses of a call; a `Failure` where it returns nothing."""
 
     def submit(self, responses: Sequence[str], rows: Rows) -> Future[Outcomes]:
         """See `Runner.submit`."""
-        self._loop = self._loop or EventLoop(f"reward {self._name}")
-        return self._loop.submit(self._call(responses, rows))
+        return self._begin(self._call(responses, rows))
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        if self._loop is None:
+            self._loop, self._slots = EventLoop(f"reward {self._name}"), asyncio.Semaphore(self._concurrency)
+        return self._loop.submit(work)
 
     async def _call(self, responses: Sequence[str], rows: Rows) -> Outcomes:
-        found: Any = None
         async with self._slots:
-            with catching() as caught:
-                async with asyncio.timeout(self._deadline_s) as limit:
-                    found = await values_of(self._term, responses, rows)
-        if limit.expired():
-            found = Failure("deadline", f"not done in deadline_s={self._deadline_s:g}")
-        elif caught.failure is not None:
-            found = caught.failure
+            found = await self._found(responses, rows)
         return outcomes(found, responses, self._name)
+
+    def _late(self) -> Failure:
+        return Failure("deadline", f"not done in deadline_s={self._deadline_s:g}")
 
     def close(self) -> None:
         """See `Runner.close`."""
         if self._loop is not None:
             self._loop.close()
+            self._loop = None
+
+
+class LoopRunner(AsyncRunner):
+    """Runs the calls of a term that awaits.
+
+    Args:
+        term: of the calls.
+        name, concurrency, deadline_s: see `AsyncRunner`.
+    """
+
+    def __init__(self, term: Term, name: str, concurrency: int, deadline_s: float | None) -> None:
+        super().__init__(name, concurrency, deadline_s)
+        self._term = term
+
+    async def _found(self, responses: Sequence[str], rows: Rows) -> Any:
+        found: Any = None
+        with catching() as caught:
+            async with asyncio.timeout(self._deadline_s) as limit:
+                found = await values_of(self._term, responses, rows)
+        return self._late() if limit.expired() else caught.failure or found
 
 
 def call(term: Term, name: str, responses: Sequence[str], rows: Rows) -> Outcomes:

@@ -1,196 +1,144 @@
-"""Worker processes for a reward term: a deadline ends a call by killing its process, and no call can end the run.
+"""Worker processes for a reward term: a deadline ends a call by killing its process, and no call can end the run."""
 
-The run starts a fork server, which builds the term once and forks the workers; see `rft.reward.fork_server`.
-"""
-
-import itertools
-import os
-import socket
-import subprocess
-import sys
-import threading
-from collections import deque
+import asyncio
+import importlib
+import pickle
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from multiprocessing.reduction import ForkingPickler
-from pickle import UnpicklingError
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from rft.errors import FunctionError
-from rft.remote.child_process import ChildProcess
 from rft.reward import REWARDS
-from rft.reward.failure import Failure
-from rft.reward.runners import Outcomes, Rows, Runner, outcomes
+from rft.reward.build import build_term
+from rft.reward.failure import Failure, catching
+from rft.reward.runners import AsyncRunner, Rows
+from rft.reward.term import Term, values_of
+from rft.worker.worker import ForkServer, Work, Worker, WorkerLost
 
 START_S = 120.0  # a fork server that has not built the term by then does not answer
-GRACE_S = 30.0  # nor does one that is silent for so long beyond the deadline of a job
-END_S = 5.0  # a fork server that does not end by then is killed
 
 
-@dataclass(frozen=True)
-class Setup:
-    """What a fork server needs in order to build and run the term.
+class WorkerPool(AsyncRunner):
+    """The worker processes of one term. They start with the first calls and end with the run.
 
-    Attributes:
-        module: registers the function of the term; None where no registry names it.
-        node, key: of the term in the yaml.
-        workers: processes at the same time.
-        deadline_s: seconds of a job; None: no limit.
-    """
-
-    module: str | None
-    node: dict[str, Any]
-    key: str
-    workers: int
-    deadline_s: float | None
-
-
-@dataclass(frozen=True)
-class Job:
-    """Responses that one worker scores together.
-
-    Attributes:
-        responses: of the job.
-        message: to the fork server, pickled.
-        future: receives the outcomes.
-    """
-
-    responses: Sequence[str]
-    message: memoryview
-    future: Future[Outcomes]
-
-    def answer(self, found: Any, name: str) -> None:
-        """Sets the outcomes from what a worker of the term `name` returned; nothing if the future is cancelled."""
-        if self.future.set_running_or_notify_cancel():
-            try:
-                self.future.set_result(outcomes(found, self.responses, name))
-            except FunctionError as error:
-                self.future.set_exception(error)
-
-
-class WorkerPool(Runner):
-    """The worker processes of one term. They start with the first job and end with the run.
+    A call without a value has a `Failure`. Its reason is that of a `WorkerLost`, or the type of the error that the
+    function raised.
 
     Args:
-        name: of the term.
-        node, key: of the term in the yaml.
-        workers: processes at the same time.
-        deadline_s: seconds of one job from its start in a worker; None: no limit.
+        name, concurrency, deadline_s: see `AsyncRunner`; each call at the same time has a worker.
     """
 
-    def __init__(self, name: str, node: Mapping[str, Any], key: str, workers: int, deadline_s: float | None) -> None:
-        module = REWARDS.function(node["name"]).__module__ if "name" in node else None
-        self._name = name
-        self._setup = Setup(module, dict(node), key, workers, deadline_s)
-        self._numbers = itertools.count()
-        self._lock = threading.Lock()  # guards what follows, and writing to the line
-        self._server: tuple[ChildProcess, Connection] | None = None
-        self._ready = False  # the fork server has built the term
-        self._jobs: dict[int, Job] = {}  # without a result
-        self._unsent: deque[int] = deque()
-        self._receiver: threading.Thread | None = None  # while there are jobs
+    def __init__(self, name: str, concurrency: int, deadline_s: float | None) -> None:
+        super().__init__(name, concurrency, deadline_s)
+        self._idle: list[Worker] = []
 
-    def submit(self, responses: Sequence[str], rows: Rows) -> Future[Outcomes]:
-        """Scores responses in a worker.
+    @abstractmethod
+    def _start(self) -> Worker:
+        """A new worker; raises an OSError or a ValueError if there can be none."""
 
-        Returns:
-            What the term returns, or a `Failure` for each response. Its reason is `deadline`, `worker_died`,
-            `no_workers`, or the type of the error that the function raised.
-        """
-        number = next(self._numbers)
-        message = ForkingPickler.dumps((number, list(responses), list(rows)))
-        job = Job(responses, message, Future())
-        with self._lock:
-            if self._server is None:
-                self._server, self._ready = start_fork_server(self._setup), False
-            self._jobs[number] = job
-            self._unsent.append(number)
-            self._send(self._server[1])
-            if self._receiver is None:
-                self._receiver = threading.Thread(target=self._receive_all, args=[self._server[1]], daemon=True)
-                self._receiver.start()
-        return job.future
+    @abstractmethod
+    async def _exchange(self, worker: Worker, job: bytes) -> tuple[Any, bool]:
+        """What the term returned for the pickled responses and rows of a call, and whether the worker takes another."""
 
-    def cancel(self) -> None:
-        """See `Runner.cancel`; workers in the middle of a job are killed."""
-        self.close()
+    async def _found(self, responses: Sequence[str], rows: Rows) -> Any:
+        job = pickle.dumps((list(responses), list(rows)))
+        while self._idle and self._idle[-1].lost:
+            self._idle.pop().end()
+        try:
+            worker = self._idle.pop() if self._idle else await self._started()
+        except WorkerLost as error:
+            return Failure(error.reason, str(error))
+        try:
+            found, again = await self._exchange(worker, job)
+        except WorkerLost as error:
+            return self._late() if error.reason == "deadline" else Failure(error.reason, str(error))
+        if again:
+            self._idle.append(worker)
+        else:
+            worker.end()
+        return found
+
+    async def _started(self) -> Worker:
+        """A new worker; raises a WorkerLost if there can be none."""
+        try:
+            return await asyncio.to_thread(self._start)
+        except (OSError, ValueError) as error:
+            raise WorkerLost("no_workers", str(error)) from error
 
     def close(self) -> None:
-        """Ends the fork server and its workers, if they have started. The next job starts them again."""
-        with self._lock:
-            server, receiver = self._server, self._receiver
-            if server is not None:
-                with socket.socket(fileno=os.dup(server[1].fileno())) as line:
-                    line.shutdown(socket.SHUT_RDWR)  # the fork server and the receiver see its end
-        if receiver is not None:
-            receiver.join()
-        elif server is not None:
-            self._end("")
+        """See `Runner.close`."""
+        super().close()
+        while self._idle:
+            self._idle.pop().end()
 
-    def _receive_all(self, line: Connection) -> None:
-        """Receives results until there is no job; runs in a thread of its own."""
-        deadline = self._setup.deadline_s
+
+class ForkedPool(WorkerPool):
+    """Workers that a fork server forks, which builds the term once.
+
+    Args:
+        name, concurrency, deadline_s: see `WorkerPool`.
+        node, key: of the term in the yaml.
+    """
+
+    def __init__(
+        self, name: str, node: Mapping[str, Any], key: str, concurrency: int, deadline_s: float | None
+    ) -> None:
+        super().__init__(name, concurrency, deadline_s)
+        module = REWARDS.function(node["name"]).__module__ if "name" in node else None
+        self._key = key
+        given, title = (module, dict(node), key), f"the fork server of {key}"
+        self._server = ForkServer(title, prepare_term, given, {"OMP_NUM_THREADS": "1"}, start_s=START_S)
+
+    def _start(self) -> Worker:
         try:
-            if not self._ready:
-                if (problem := _receive(line, START_S)) is not None:
-                    raise OSError(problem)
-                with self._lock:
-                    self._ready = True
-                    self._send(line)
-            done = False
-            while not done:
-                number, found = _receive(line, None if deadline is None else deadline + GRACE_S)
-                with self._lock:
-                    job = self._jobs.pop(number)
-                    self._send(line)
-                    if done := not self._jobs:
-                        self._receiver = None
-                job.answer(found, self._name)
-        except (EOFError, OSError, UnpicklingError, AttributeError, ImportError) as error:
-            self._end(f"the fork server of {self._setup.key} ended: {error}")
+            return self._server.fork()
+        except ValueError as error:
+            raise ValueError(f"the fork server of {self._key} ended: {error}") from error
 
-    def _send(self, line: Connection) -> None:
-        """Sends jobs. A line that holds few jobs cannot fill up while the fork server writes to it, too."""
+    async def _exchange(self, worker: Worker, job: bytes) -> tuple[Any, bool]:
+        answer = await worker.call(job, self._deadline_s)
         try:
-            while self._ready and self._unsent and len(self._jobs) - len(self._unsent) < 2 * self._setup.workers:
-                line.send_bytes(self._jobs[self._unsent[0]].message)
-                self._unsent.popleft()
-        except OSError:  # the receiver sees the end of the line, and ends all jobs
-            return
+            return pickle.loads(answer), True
+        except (pickle.UnpicklingError, AttributeError, ImportError) as error:
+            return Failure("bad_answer", f"the run cannot read the value: {error}"), True
 
-    def _end(self, problem: str) -> None:
-        """Ends the fork server; jobs without a result fail with the problem."""
-        with self._lock:
-            assert self._server is not None
-            (server, line), self._server = self._server, None
-            jobs, self._jobs, self._receiver = self._jobs, {}, None
-            self._unsent.clear()
-        line.close()
-        server.end(END_S)
-        for job in jobs.values():
-            job.answer(Failure("no_workers", problem), self._name)
+    def close(self) -> None:
+        """See `Runner.close`."""
+        super().close()
+        self._server.close()
 
 
-def start_fork_server(setup: Setup) -> tuple[ChildProcess, Connection]:
-    """Starts a fork server; its first message is None, or why it could not build the term."""
-    own, other = socket.socketpair()
-    path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
-    server = ChildProcess(
-        [sys.executable, "-m", "rft.reward.fork_server", str(other.fileno())],
-        stdin=subprocess.DEVNULL,
-        pass_fds=[other.fileno()],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-    )
-    line = Connection(own.detach())
-    line.send(setup)  # before `other` is closed, so that a server that has died at once raises nothing here
-    other.close()
-    return server, line
+def prepare_term(module: str | None, node: dict[str, Any], key: str) -> Work:
+    """Builds a term; a worker then answers a call with the pickle of what the term returns.
+
+    Args:
+        module: registers the function of the term; None where no registry names it.
+        node, key: of the term in the yaml.
+
+    Raises:
+        ValueError: the term cannot be built.
+    """
+    try:
+        if module is not None:
+            importlib.import_module(module)
+        return partial(_pickled_score, build_term(node, key))
+    except (ImportError, ValueError) as error:
+        raise ValueError(f"it could not build the term ({type(error).__name__}: {error})") from error
 
 
-def _receive(line: Connection, patience_s: float | None) -> Any:
-    """The next message; raises an EOFError if the other side has closed the line or is silent for too long."""
-    if not line.poll(patience_s):
-        raise EOFError(f"it was silent for {patience_s:g} s")
-    return line.recv()
+def _pickled_score(term: Term, responses: Sequence[str], rows: Rows) -> bytes:
+    found = score(term, responses, rows)
+    try:
+        return pickle.dumps(found)
+    except (TypeError, ValueError, AttributeError, pickle.PicklingError) as error:
+        return pickle.dumps(Failure(type(error).__name__, f"the value cannot be sent: {error}"))
+
+
+def score(term: Term, responses: Sequence[str], rows: Rows) -> Any:
+    """What a term returns for responses; a `Failure` where it raises an error."""
+    with catching() as caught:
+        found = values_of(term, responses, rows)
+        return asyncio.run(found) if term.awaits else found
+    assert caught.failure is not None
+    return replace(caught.failure, error=None)  # an error may be of a class that cannot be sent

@@ -3,17 +3,19 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rft.batch.trajectory import Trajectory
 from rft.data.encode.encoder import Encoder
 from rft.data.rows.lazy import Rows
-from rft.registry import Plugin
+from rft.registry import Plugin, import_part
 from rft.rollout.answers import Announce, KeptMarks, single_turn
 from rft.rollout.engine.base import Completion, Request
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.forced_stop import ForcedStop
 from rft.rollout.sampler import Sampler
+
+ENVIRONMENTS = "rft.rollout.environment"  # a part: it is imported where the config names environments
 
 
 class Answerer(ABC):
@@ -121,3 +123,63 @@ class SingleTurn(Answerer):
             requests, sampling, lambda number, sample, found: announce(number, sample, trajectory(number, found))
         )
         return [[trajectory(number, found) for found in group] for number, group in enumerate(completions)]
+
+
+class Episodes(ABC):
+    """What the node `environment` names: the environments of a run, read and checked."""
+
+    @abstractmethod
+    def check(self, encoder: Encoder) -> None:
+        """Checks that the template can write dialogues, and that the environments can be built.
+
+        Args:
+            encoder: of the run.
+
+        Raises:
+            ValueError: names the key and the cure.
+        """
+
+    @property
+    @abstractmethod
+    def max_tokens(self) -> int:
+        """Most tokens of an episode behind its prompt, those that the environment gives included."""
+
+    @property
+    @abstractmethod
+    def columns_if_read(self) -> tuple[str, ...]:
+        """The columns of turns that episodes can have."""
+
+    @property
+    @abstractmethod
+    def scores(self) -> bool:
+        """Whether every environment has a reward of its own."""
+
+    @property
+    @abstractmethod
+    def several_players(self) -> bool:
+        """Whether an environment is a game of several players."""
+
+
+def episodes_of(node: Any) -> Episodes | None:
+    """The episodes that a node `environment` names; None where a completion is the whole answer.
+
+    Raises:
+        ValueError: names the key and the cure.
+    """
+    if node is None:
+        return None
+    made: Episodes = import_part(f"{ENVIRONMENTS}.options", "environments", "environment")(node)
+    return made
+
+
+def episode_answerer(episodes: Episodes, encoder: Encoder, sampler: Sampler, context: int) -> Answerer:
+    """Answers rows by episodes.
+
+    Args:
+        episodes: of the run.
+        encoder, sampler: see `Answerer`.
+        context: most tokens of a text that the model reads.
+    """
+    answerer = import_part(f"{ENVIRONMENTS}.episodes", "EpisodeAnswerer", "environment")
+    made: Answerer = answerer(episodes, encoder, sampler, context)
+    return made

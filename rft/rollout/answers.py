@@ -1,17 +1,24 @@
-"""One answer of the policy: what the engine sampled, as segments of a trajectory."""
+"""One answer of the policy: what the engine sampled, as segments of a trajectory; and what the episodes among answers
+log."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from rft.batch.scores import spell_reason
 from rft.batch.thoughts import MARKS
 from rft.batch.trajectory import Finish, Segment, Trajectory
 from rft.data.encode.encoder import Encoder
+from rft.metrics import Metrics
 from rft.registry import Plugin
 from rft.rollout.engine.base import Completion
 
 Announce = Callable[[int, int, Trajectory], None]  # the number of a row, that of its sample, the finished trajectory
+FAILED, FORKS = "failed", "forks"  # entries of `Trajectory.episode`
+MEANS = ("turns", "tool_calls", "tool_failures", "environment_s")  # those whose means are logged
 
 
 @dataclass(frozen=True)
@@ -85,3 +92,24 @@ class KeptMarks:
             return None
         text = self._encoder.decode([token for token in tokens if token not in self._left_out])
         return text[: min((place for place in map(text.find, stop) if place >= 0), default=len(text))]
+
+
+def failure_of(trajectory: Trajectory) -> str | None:
+    """Why the episode of a trajectory has no score; None if it did not fail, or if there is no episode."""
+    return None if trajectory.episode is None else trajectory.episode[FAILED]
+
+
+def log_episodes(trajectories: Sequence[Trajectory], metrics: Metrics) -> None:
+    """Adds the means `episode/<entry>`, the share `episode/failed`, and the numbers of forks and failures by reason."""
+    records = [trajectory.episode for trajectory in trajectories if trajectory.episode is not None]
+    if not records:
+        return
+    for name in MEANS:
+        metrics.mean(f"episode/{name}", torch.tensor([float(record[name]) for record in records]))
+    metrics.mean(f"episode/{FAILED}", torch.tensor([float(record[FAILED] is not None) for record in records]))
+    metrics.count(f"episode/{FORKS}", sum(len(record[FORKS]) for record in records))
+    for record in records:
+        for reason in record[FORKS]:
+            metrics.count(f"episode/{FORKS}/{spell_reason(reason)}", 1)
+        if record[FAILED] is not None:
+            metrics.count(f"episode/{FAILED}/{spell_reason(record[FAILED])}", 1)

@@ -246,7 +246,7 @@ class Job(Components):
             counts.append(
                 prompt + self.run.rollout.max_new_tokens
                 if self.environments is None
-                else min(prompt + self.environments.options.max_tokens, self.context)
+                else min(prompt + self.environments.max_tokens, self.context)
             )
         return max(counts, default=None)
 

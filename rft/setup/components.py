@@ -28,10 +28,9 @@ from rft.redaction import redact
 from rft.registry import Target
 from rft.remote.watchdog import Watchdog
 from rft.reward.compose import WeightedSum
-from rft.rollout.answerer import Answerer, SingleTurn
+from rft.rollout.answerer import Answerer, Episodes, SingleTurn, episode_answerer
 from rft.rollout.engine.base import Engine, EngineContext
 from rft.rollout.engine.texts import stop_tokens
-from rft.rollout.environment.options import Environments
 from rft.rollout.sampler import Sampler
 from rft.setup.constraints import check_engine_model, check_forbidden, engine_options
 from rft.setup.parts import READERS, check_config, check_steps, starts_as_policy
@@ -92,7 +91,7 @@ class Components:
         self.strategy: Target = parts["strategy"]
         self.engine: Target = parts["engine"]
         self.source: Target = parts["source"]
-        self.environments: Environments | None = parts["environments"]
+        self.environments: Episodes | None = parts["environments"]
         self.facts: SourceFacts = parts["facts"]
         self.train: Target = parts["train"]
         self.held_out: dict[str, Target] = parts["held_out"]
@@ -284,9 +283,7 @@ class Components:
         if self.environments is None:
             terms = self.reward.terms.values()
             return SingleTurn(encoder, sampler, [term.tool_calls for term in terms if term.tool_calls is not None])
-        from rft.rollout.environment.episodes import EpisodeAnswerer
-
-        return EpisodeAnswerer(self.environments, encoder, sampler, self.context)
+        return episode_answerer(self.environments, encoder, sampler, self.context)
 
     @property
     def context(self) -> int:

@@ -24,12 +24,12 @@ from rft.data.rows.mixture import Mixture
 from rft.evaluation.base import other_name
 from rft.registry import Target, did_you_mean
 from rft.reward.compose import WeightedSum
-from rft.rollout.environment.contract import REWARD
-from rft.rollout.environment.options import Environments
+from rft.rollout.answerer import Episodes
 from rft.setup.schema import Batch, Data, Eval, Profile, Rollout, Warmup
 from rft.train.stop import seconds_of
 
 UNFIT = r"[/\\\x00-\x1f\ud800-\udfff]"  # in the name of a folder
+REWARD = "environment"  # the reward term with the environment's own reward
 NO_EPISODES = ("plan", "generate", "chat", "doctor")  # modes that sample single completions
 LONGEST_NAME = 120  # bytes; a folder's name has at most 255, and a sweep appends to it
 
@@ -203,7 +203,7 @@ def check_media(processor: Target | None, engine: Target, facts: SourceFacts, ge
 
 
 def check_environments(
-    environments: Environments | None,
+    environments: Episodes | None,
     facts: SourceFacts,
     reward: WeightedSum,
     algorithm: Algorithm,

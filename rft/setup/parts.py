@@ -26,7 +26,7 @@ from rft.errors import Checks, build_each, describe
 from rft.logger.log import Sink
 from rft.registry import Target, convert, validate
 from rft.reward.compose import WeightedSum
-from rft.rollout.environment.options import Environments
+from rft.rollout.answerer import Episodes, episodes_of
 from rft.setup.constraints import (
     check_batch,
     check_engine,
@@ -139,7 +139,7 @@ def _make_parts(checks: Checks) -> None:
     checks.make("strategy", strategy_of, "run.strategy")
     checks.make("engine", lambda rollout: Target(rollout.engine, "rollout.engine", CONTEXT), "run.rollout")
     checks.run(check_engine, "run.rollout", "engine", "actor", "processor", "strategy")
-    checks.make("environments", lambda node: None if node is None else Environments.of(node), "run.environment")
+    checks.make("environments", episodes_of, "run.environment")
     checks.make("source", lambda options: source_of(options.source, "algorithm.source"), "run.algorithm")
     checks.make("facts", facts_of, "source", "environments")
     checks.make("train", lambda data: Target(data.train, "data.train", ("key",)), "run.data")
@@ -255,7 +255,7 @@ def _context(checks: Checks, key: str, prompts: int, group_size: int, algorithm:
     rollout, data = (checks.parts[f"run.{name}"] if checks.has(f"run.{name}") else None for name in ("rollout", "data"))
     cap, cap_key = 1 if rollout is None else rollout.max_new_tokens, "rollout.max_new_tokens"
     if checks.has("environments") and (environments := checks.parts["environments"]) is not None:
-        cap, cap_key = min((cap, cap_key), (environments.options.max_tokens, "environment.max_tokens"))
+        cap, cap_key = min((cap, cap_key), (environments.max_tokens, "environment.max_tokens"))
     return CheckContext(
         key=key,
         prompts=prompts,
@@ -350,7 +350,7 @@ def source_of(node: Any, key: str) -> Target:
     return class_of(node, key, Source, "source of batches")
 
 
-def facts_of(source: Target, environments: Environments | None) -> SourceFacts:
+def facts_of(source: Target, environments: Episodes | None) -> SourceFacts:
     """The facts that a source states about itself, with the options of its yaml and the environments of the run."""
     facts: SourceFacts = source.factory.facts(source.options)
     return facts if environments is None else facts.with_episodes(environments.columns_if_read)

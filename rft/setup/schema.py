@@ -15,10 +15,9 @@ from rft.data.encode.encoder import Encoder, TrainOn
 from rft.data.encode.processor import MediaProcessor
 from rft.data.encode.truncation import Overlong, PromptLimit, TextLimit, Truncation
 from rft.ranges import NonNegativeInt, PositiveFloat, PositiveInt, SamplingTemperature, Seed, Steps, TopK, TopP
+from rft.remote.http_limits import ScoringLimits
 from rft.remote.server_process import is_loopback
-from rft.reward.serving.limits import Limits
 from rft.rollout.engine.sampling import Sampling
-from rft.rollout.environment.options import EnvironmentOptions
 from rft.sanitize import check_metric_name
 from rft.train.checkpoint.options import CheckpointOptions
 from rft.train.diverged import FaultOptions
@@ -215,7 +214,7 @@ class Serve:
     count: Annotated[PositiveInt, ReadWith(SERVED_MODEL)]
     python: Annotated[str | None, ReadWith(SERVED_MODEL)]
     token: str | None
-    limits: Annotated[Limits, ReadWith(SERVED_REWARD)]
+    limits: Annotated[ScoringLimits, ReadWith(SERVED_REWARD)]
 
     def __post_init__(self) -> None:
         if not 1024 <= self.port <= 65536 - self.count:
@@ -338,7 +337,7 @@ class Run:
     algorithm: AlgorithmOptions
     actor: dict[str, Any]
     rollout: Rollout
-    environment: EnvironmentOptions | None
+    environment: Any
     reward: Any
     strategy: dict[str, Any]
     data: Data

@@ -24,9 +24,9 @@ from rft.conditions import (
 from rft.data.base import GivenTexts, SourceFacts
 from rft.evaluation.preference import ScoreEvaluator
 from rft.registry import Target
+from rft.reward.call import WORKERS
 from rft.reward.compose import CanaryOptions, WeightedSum
 from rft.rollout.engine.base import Engine
-from rft.rollout.server.servable import ServableEngine
 from rft.setup.schema import Run
 
 NO_SAMPLES = "algorithm.source samples no texts"
@@ -123,7 +123,7 @@ def unread_keys(parts: Parts) -> dict[str, str]:
         found |= dict.fromkeys((f"{key}.include_prefill" for key in keys), reason)
     if not parts.reward.concurrent:
         found["reward.call.concurrency"] = "all terms are computed in the process of the run, one call at a time"
-    for kind in ("sandbox", "http"):
+    for kind in WORKERS:
         if kind not in parts.reward.workers:
             found[f"reward.call.{kind}"] = f"no term has call.workers={kind}"
     reads = algorithm.reads()
@@ -144,8 +144,8 @@ def unread_by_evaluate(root: Mapping[str, Any]) -> dict[str, str]:
 
 def unread_serve_keys(parts: Parts) -> dict[str, str]:
     """The reason for every key of `serve` that mode=serve does not read."""
-    engine = parts.engine.factory
-    served = issubclass(engine, ServableEngine)
+    engine: type[Engine] = parts.engine.factory
+    served = engine.facts.servers
     no_model = f"rollout.engine._target_={engine.__name__} has no servers, so reward terms are served"
     absent = {
         SERVED_MODEL: "" if served else no_model,

@@ -130,8 +130,8 @@ def offload(option: str, setting: Setting) -> Found:
 def plan(setting: Setting) -> Found:
     """The peak of a run on the device, beside the plan of the same command line."""
     from gpu.jobs import compose_config
-    from rft.modes.plan.largest import memory_by_stage
     from rft.modes.plan.memory_tracker import device_bytes
+    from rft.modes.train import memory_by_stage
 
     options = [*sft("medium"), "strategy=bf16"]
     rows = reference(setting, "medium", options)

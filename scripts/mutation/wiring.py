@@ -19,13 +19,13 @@ COUNT = 30  # changes of each package
 # What runs in processes of its own, or needs a package that plain tests do not have.
 ELSEWHERE = (
     "data/rows/packages/",
-    "reward/fork_server",
     "reward/sandbox/isolation/",
     "reward/sandbox/workers/",
     "reward/services/",
+    "reward/workers",
     "rollout/engine/vllm",
     "rollout/environment/adapters/",
-    "rollout/environment/fork_server",
+    "rollout/environment/hosted",
     "rollout/server/remote/",
     "rollout/server/sglang",
     "rollout/server/vllm",

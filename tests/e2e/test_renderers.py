@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("renderers")
 
 from rft.data.encode.tokenizer import characters_and_tokens
-from rft.rollout.environment.adapters.renderers import PackageRenderer
+from rft.rollout.environment.renderers import PackageRenderer
 from rft.setup.assembly import Job
 from tests.data import chat_texts as chats
 from tests.e2e.test_episodes import Ones

@@ -1,7 +1,5 @@
 """Worker processes: deadlines, deaths, output, and that nothing is left behind. All of it real."""
 
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -83,7 +81,7 @@ def test_a_registered_rule_gives_the_same_scores_in_workers():
 
 
 def test_the_fork_server_of_rules_needs_neither_torch_nor_transformers():
-    code = "import sys, rft.reward.fork_server; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+    code = "import sys, rft.reward.workers; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -97,16 +95,16 @@ def test_a_function_on_lists_is_one_job():
 
 def test_a_dead_fork_server_is_started_again(reward):
     assert reward.score(["a"], [ROW]).total.tolist() == [1.0]
-    (server, _) = pool(reward)._server
-    os.kill(server.pid, signal.SIGKILL)
-    assert reward.score(["a"], [ROW]).unscored == [{"a": "no_workers"}]
-    assert reward.score(["aa"], [ROW]).total.tolist() == [2.0]
+    server = pool(reward)._server._process
+    server.kill()
+    server.wait()  # the kernel kills the workers with it
+    assert reward.score(["aa"], [ROW]).total.tolist() == [2.0], "no call was in it, so none is lost"
 
 
 def test_a_term_that_cannot_be_built_in_the_fork_server_is_named():
     rule = {"name": "gsm8k", "weight": 1.0, "method": "flexible", "markers": ["####"], "call": {"workers": "process"}}
     reward = reward_of({"a": rule}, "a")
-    pool(reward)._setup.node["name"] = "gone"
+    pool(reward)._server._work[1][1]["name"] = "gone"
     with pytest.raises(FunctionError, match=r"could not build the term \(ValueError: reward\.terms\.a\.name: no"):
         reward.score(["1"], [{"answer": "1"}])
 
@@ -120,9 +118,9 @@ def test_a_model_cannot_be_computed_in_workers():
 
 
 SCRIPT = f"""
-from rft.reward.workers import WorkerPool  # alone: it imports no torch
+from rft.reward.workers import ForkedPool  # alone: it imports no torch
 node = {{"function": "{MODULE}:by_command"}}
-pool = WorkerPool("a", node, "reward.terms.a", workers=2, deadline_s=100.0)
+pool = ForkedPool("a", node, "reward.terms.a", concurrency=2, deadline_s=100.0)
 pool.submit(["a"], [{ROW}]).result()
 print("ready", flush=True)
 for job in [pool.submit(["hang"], [{ROW}]) for _ in range(2)]:

@@ -7,8 +7,7 @@ import torch
 from rich.console import Console
 
 from rft.algorithm import ADVANTAGES, LOSSES
-from rft.modes.plan.largest import memory_by_stage
-from rft.modes.train import train
+from rft.modes.train import memory_by_stage, train
 from rft.rollout.engine.hf import HFEngine
 from rft.setup.assembly import Job
 from rft.train import memory

@@ -1,9 +1,9 @@
 """Tool calls as models write them: the formats, and the calls of an answer."""
 
-from rft.data.tool_calls import harmony, json_calls, llama, mark, tagged
 from rft.data.tool_calls.base import TOOL_CALLS, Found, Schema, ToolCall, assistant_message
 from rft.data.tool_calls.find_format import find_format, read_by, reads_calls
 from rft.data.tool_calls.parse import calls_of, without_thoughts
+from rft.registry import import_all
 
 __all__ = [
     "TOOL_CALLS",
@@ -13,12 +13,9 @@ __all__ = [
     "assistant_message",
     "calls_of",
     "find_format",
-    "harmony",
-    "json_calls",
-    "llama",
-    "mark",
     "read_by",
     "reads_calls",
-    "tagged",
     "without_thoughts",
 ]
+
+import_all(__name__)

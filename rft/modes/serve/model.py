@@ -35,7 +35,7 @@ def serve_model(parts: Components, console: Console) -> None:
     """Starts servers, prints how a run uses them, and monitors them until it is interrupted or one of them ends.
 
     Args:
-        parts: of the config; the engine is a `ServableEngine`.
+        parts: of the config; the engine states `servers`.
         console: for messages.
 
     Raises:

@@ -10,9 +10,9 @@ from typing import Any
 from rich.console import Console
 
 from rft.modes.serve.key import RUN_VARIABLE, print_key, server_key
+from rft.remote.http_limits import ScoringLimits
 from rft.reward.compose import OWN, WeightedSum
 from rft.reward.services.protocol import fingerprint
-from rft.reward.serving.limits import Limits
 from rft.reward.thought import OPTIONS, ReadingOptions, split_node
 from rft.setup.components import Components
 
@@ -66,7 +66,7 @@ def serve_reward(parts: Components, console: Console) -> None:
 
 
 def _run(
-    reward: WeightedSum, marks: Mapping[str | None, str], limits: Limits, key: str, listening: socket.socket
+    reward: WeightedSum, marks: Mapping[str | None, str], limits: ScoringLimits, key: str, listening: socket.socket
 ) -> None:
     """Answers requests until the process gets SIGINT or SIGTERM, which uvicorn raises again once it has ended."""
     from rft.remote.http_server import make_server

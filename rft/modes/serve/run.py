@@ -6,7 +6,6 @@ from rich.console import Console
 
 from rft.modes.serve.model import serve_model
 from rft.modes.serve.reward import serve_reward
-from rft.rollout.server.servable import ServableEngine
 from rft.setup.components import Components
 
 
@@ -20,6 +19,6 @@ def serve(config: dict[str, Any], console: Console) -> float:
         ValueError: lists all mistakes of the config, or names what cannot be served.
     """
     parts = Components(config)
-    served = serve_model if issubclass(parts.engine.factory, ServableEngine) else serve_reward
+    served = serve_model if parts.engine.factory.facts.servers else serve_reward
     served(parts, console)
     return 0.0

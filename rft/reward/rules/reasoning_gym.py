@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from rft.data.rows.packages.reasoning_gym import FIELD
+from rft.data.rows.packages import REASONING_GYM
 from rft.reward.rules.tags import bad_tag, last_block
 from rft.reward.term import RowTerm
 
@@ -37,7 +37,7 @@ class ReasoningGymScore(RowTerm):
         ValueError: the package is not installed, or the tag is none.
     """
 
-    reads = (FIELD,)
+    reads = (REASONING_GYM,)
     extracts = True
     thoughts = "skip"
 
@@ -52,9 +52,11 @@ class ReasoningGymScore(RowTerm):
 
     def check_row(self, row: Mapping[str, Any]) -> None:
         """See `Term.check_row`."""
-        entry = row[FIELD]
+        entry = row[REASONING_GYM]
         if not isinstance(entry, dict) or not {"task", "options", "answer", "metadata"} <= entry.keys():
-            raise ValueError(f"the field {FIELD!r} is not one that rows of data=reasoning_gym have: {entry!r:.80}")
+            raise ValueError(
+                f"the field {REASONING_GYM!r} is not one that rows of data=reasoning_gym have: {entry!r:.80}"
+            )
         if entry["task"] in RUNNING and not self._run_answers:
             raise ValueError(
                 f"the checker of the task {entry['task']} runs answers as Python code, and nothing isolates it; leave "
@@ -63,7 +65,7 @@ class ReasoningGymScore(RowTerm):
 
     def value(self, response: str, row: Mapping[str, Any]) -> Any:
         """See `RowTerm.value`."""
-        entry, answer = row[FIELD], self.extract(response)
+        entry, answer = row[REASONING_GYM], self.extract(response)
         if answer is None:
             return 0.0
         return _task(entry["task"], json.dumps(entry["options"])).score_answer(answer, entry)

@@ -17,10 +17,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
-from rft.remote.child_process import ChildProcess
 from rft.reward.sandbox.isolation.messages import HEAD, framed
 from rft.reward.sandbox.options import Layer, Limits, Outcome, SandboxOptions, Status
 from rft.waits import waiting
+from rft.worker.child_process import ChildProcess
 
 BOOT = "import sys; sys.path.append(sys.argv[1]); from isolation.server import main; main()"
 LAYERS: tuple[Layer, ...] = get_args(Layer)

@@ -1,31 +1,16 @@
 """The values of a term that servers of `mode=serve` compute: `call.workers=http`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import Any
 
-from rft.ranges import PositiveInt
-from rft.remote.call_pool import BreakerOptions
+from rft.reward.build import build_term
+from rft.reward.call import CallOptions, HostOptions
+from rft.reward.runners import LoopRunner, Runner
 from rft.reward.services.protocol import SCORE, check_json, check_servers, fingerprint, read_scores, score_body
 from rft.reward.services.servers import Servers
 from rft.reward.term import Term
-
-
-@dataclass
-class HostOptions:
-    """The servers that compute a term; the yaml documents each option.
-
-    Attributes:
-        addresses: of the servers.
-        token: the name of the environment variable with their bearer token, or None.
-        rows_per_request: most responses of a request.
-        breaker: when a server gets no requests.
-    """
-
-    addresses: list[str]
-    token: str | None
-    rows_per_request: PositiveInt
-    breaker: BreakerOptions
+from rft.reward.thought import ReadingOptions
 
 
 class HostedTerm(Term):
@@ -76,3 +61,11 @@ class HostedTerm(Term):
         """See `Term.values`. A `Failure` has one of the reasons of `Servers.post`."""
         body = score_body(responses, rows, self._name)
         return await self._servers.post(SCORE, body, lambda answer: read_scores(body, answer, self._fingerprint))
+
+
+def hosted(
+    name: str, node: Mapping[str, Any], key: str, options: CallOptions, reading: ReadingOptions
+) -> tuple[Term, Runner]:
+    """A term that servers compute, and the event loop of its requests. Arguments as in `rft.reward.call.build`."""
+    term = HostedTerm(build_term(node, key), name, {**node, **asdict(reading)}, f"{key}.call.http", options.http)
+    return term, LoopRunner(term, name, options.concurrency, options.deadline_s)

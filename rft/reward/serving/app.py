@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 
 from rft.data.strict_json import value_of
 from rft.errors import FunctionError
+from rft.remote.http_limits import ScoringLimits
 from rft.remote.http_server import read_body
 from rft.reward.compose import WeightedSum
 from rft.reward.serving.endpoints import (
@@ -21,14 +22,13 @@ from rft.reward.serving.endpoints import (
     Unanswerable,
     VerifyEndpoint,
 )
-from rft.reward.serving.limits import Limits
 from rft.reward.serving.measures import Measures
 from rft.reward.serving.scoring import Full, Scoring
 
 PROMETHEUS = "text/plain; version=0.0.4"
 
 
-def make_app(reward: WeightedSum, fingerprints: Mapping[str | None, str], limits: Limits, token: str) -> FastAPI:
+def make_app(reward: WeightedSum, fingerprints: Mapping[str | None, str], limits: ScoringLimits, token: str) -> FastAPI:
     """The application that scores responses.
 
     Args:
@@ -85,7 +85,7 @@ def has_token(header: str, token: str) -> bool:
 
 
 def _handler(
-    endpoint: Endpoint, scoring: Scoring, measures: Measures, limits: Limits
+    endpoint: Endpoint, scoring: Scoring, measures: Measures, limits: ScoringLimits
 ) -> Callable[[Request], Awaitable[JSONResponse]]:
     """The function that answers the requests of a path."""
 
@@ -105,7 +105,7 @@ def _handler(
     return handle
 
 
-async def _body(request: Request, limits: Limits) -> Any:
+async def _body(request: Request, limits: ScoringLimits) -> Any:
     """The JSON of a request."""
     data = await read_body(request, limits, "serve.limits.body_mib")
     try:
@@ -114,7 +114,7 @@ async def _body(request: Request, limits: Limits) -> Any:
         raise HTTPException(422, f"the body is not JSON: {error}") from error
 
 
-def _read(endpoint: Endpoint, body: Any, reward: WeightedSum, limits: Limits) -> Batch:
+def _read(endpoint: Endpoint, body: Any, reward: WeightedSum, limits: ScoringLimits) -> Batch:
     """What a request asks for."""
     if not isinstance(body, dict):
         raise HTTPException(422, f"the body is an object, not {type(body).__name__}")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rft.batch.scores import Scores
+from rft.remote.http_limits import ScoringLimits
 from rft.reward.compose import WeightedSum
-from rft.reward.serving.limits import Limits
 
 
 class Full(Exception):
@@ -45,7 +45,7 @@ class Scoring:
         in_flight: requests that arrive, wait or are being scored.
     """
 
-    def __init__(self, reward: WeightedSum, limits: Limits) -> None:
+    def __init__(self, reward: WeightedSum, limits: ScoringLimits) -> None:
         self.reward = reward
         self.in_flight = 0
         self._limits = limits

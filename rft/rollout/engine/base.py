@@ -79,6 +79,7 @@ class EngineFacts:
         has_processor: it expands the slots of media by a processor of its own, from `EncodedText.raw`.
         masks_padding: where a processor pads media, its model leaves out the padding.
         most_forbidden: the largest number of ids that a request may exclude; None for any.
+        servers: `mode=serve` starts servers of the same kind for other runs, see `ServersEngine.server_api`.
     """
 
     samples: bool = True
@@ -88,6 +89,7 @@ class EngineFacts:
     has_processor: bool = False
     masks_padding: bool = True
     most_forbidden: int | None = None
+    servers: bool = False
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from rft.actor.model import end_tokens
 from rft.actor.packing.cost import head_size
 from rft.batch.encoded import MediaFacts
 from rft.distributed import World
-from rft.rollout.engine.base import Completion, EngineContext, EngineFacts, OnCompletion, Request
+from rft.rollout.engine.base import Completion, Engine, EngineContext, EngineFacts, OnCompletion, Request
 from rft.rollout.engine.expanded import check_expanded
 from rft.rollout.engine.model_folder import write_model_folder
 from rft.rollout.engine.sampling import Sampling
@@ -33,7 +33,6 @@ from rft.rollout.engine.vllm_cpu import cpu_arguments
 from rft.rollout.engine.vllm_lora import KEYS, check_adapters, refused, replace_adapter, room
 from rft.rollout.engine.vllm_media import check_attention, media_arguments, vllm_prompt
 from rft.rollout.server.remote.rft_receiver import load_weights
-from rft.rollout.server.servable import ServableEngine
 from rft.rollout.server.server_api import ServerApi
 from rft.strategy.gather import GatherOptions
 
@@ -64,7 +63,7 @@ def shared_memory_of(world: World) -> Iterator[None]:
             file.unlink(missing_ok=True)
 
 
-class VLLMEngine(ServableEngine):
+class VLLMEngine(Engine):
     """Samples with vLLM in this process.
 
     Args:
@@ -78,7 +77,9 @@ class VLLMEngine(ServableEngine):
         ValueError: vLLM does not support the options, or the media of this family on this device; names the key.
     """
 
-    facts = EngineFacts(takes_arguments=True, takes_media=True, has_processor=True, most_forbidden=MOST_BIASED)
+    facts = EngineFacts(
+        takes_arguments=True, takes_media=True, has_processor=True, most_forbidden=MOST_BIASED, servers=True
+    )
 
     def __init__(
         self,

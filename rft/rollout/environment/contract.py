@@ -48,14 +48,13 @@ from transformers.utils.chat_template_utils import (
 from rft.data.tool_calls import Schema
 from rft.errors import build_each
 from rft.registry import Target
-from rft.rollout.environment.fork_server import is_agent
+from rft.rollout.environment.hosted import is_agent
 
 DYNAMIC = ("describe_tools", "call_tool")  # methods of a class whose tools are no methods
 GAME = ("get_observation", "step", "get_rewards")  # methods of a game of several players
 RESERVED = ("reset", "get_reward", "close", *GAME, *DYNAMIC)  # public methods that are no tools
 AGENT = ("data", "base_url", "api_key")  # parameters of a function that plays by itself
 FIELD = "environment"  # of a row: the name of its environment
-REWARD = "environment"  # the reward term with the environment's own reward
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ score. An answer that reaches a limit of tokens, or the last turn if it still ca
 import asyncio
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from rft.batch.trajectory import Trajectory
 from rft.data.encode.encoder import Encoder
 from rft.data.rows.lazy import Rows
+from rft.registry import import_part
 from rft.remote.event_loop import EventLoop
 from rft.rollout.answerer import Answerer
 from rft.rollout.answers import Announce
@@ -21,16 +22,13 @@ from rft.rollout.engine.sampling import Sampling
 from rft.rollout.environment.call_format import CallNotices
 from rft.rollout.environment.instance import LocalInstance, Processes
 from rft.rollout.environment.live import CallLimits, LiveEnvironment
-from rft.rollout.environment.options import Environments
+from rft.rollout.environment.options import KEY, Environments
 from rft.rollout.environment.play.alone import play_alone
 from rft.rollout.environment.play.game import play_game
 from rft.rollout.environment.play.player import Policy
 from rft.rollout.environment.turns import TurnQueue
 from rft.rollout.forced_stop import ForcedStop
 from rft.rollout.sampler import Sampler
-
-if TYPE_CHECKING:
-    from rft.rollout.environment.gateway.server import Gateway
 
 CHARACTERS = 32  # of an output for each token that it may have; the rest is cut before it is tokenized
 
@@ -132,13 +130,11 @@ class EpisodeAnswerer(Answerer):
         players = self._environments.classes[self._environments.name_of(row)].players
         return [range(first, min(first + players, samples)) for first in range(0, samples, players)]
 
-    def _gateway(self, policy: Policy) -> "Gateway | None":
-        """What agents talk to; None if no class plays by itself."""
+    def _gateway(self, policy: Policy) -> Any:
+        """The `Gateway` that agents talk to, a part that needs the extra `serve`; None if no class plays by itself."""
         if not self._environments.plays:
             return None
-        from rft.rollout.environment.gateway.server import Gateway
-
-        return Gateway(policy)
+        return import_part("rft.rollout.environment.gateway.server", "Gateway", f"{KEY}.classes")(policy)
 
     def _live(self, row: dict[str, Any], limits: CallLimits) -> LiveEnvironment:
         name = self._environments.name_of(row)

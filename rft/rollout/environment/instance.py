@@ -1,40 +1,31 @@
-"""Where the object of an environment lives: in this process, or in a process of its own."""
+"""Where the object of an environment lives: in this process, or in a worker of its own."""
 
-import array
 import asyncio
 import json
-import os
-import socket
-import subprocess
-import sys
+import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
-from multiprocessing.connection import Connection
 from typing import Any
 
 from rft.batch.entries import own_copy
 from rft.registry import Target
-from rft.remote.child_process import ChildProcess
 from rft.rollout.environment.calls import CallFailed, call
-from rft.rollout.environment.fork_server import LONGEST, READY, Hosted, cut
+from rft.rollout.environment.hosted import Hosted, cut, host
 from rft.waits import waiting
+from rft.worker.worker import ForkServer, Worker, WorkerLost
 
 LARGEST = 2**28  # bytes of an answer, beside its texts, which are cut
 START_S = 1800.0  # seconds; a server that has not prepared the classes by then, which may load data, does not answer
-SEND_S = 60.0  # nor does one that takes no message for so long
-END_S = 5.0  # a server that does not end by then is killed
 
 
 class Instance(ABC):
-    """The object of an environment, for one episode.
+    """The object of an environment, for one episode."""
 
-    Attributes:
-        lost: its process has ended, and no method can be called.
-    """
-
-    lost = False
+    @property
+    def lost(self) -> bool:
+        """Whether its process has ended, so that no method can be called."""
+        return False
 
     @abstractmethod
     async def call(self, method: str, *arguments: Any, deadline_s: float | None, most: int, **options: Any) -> Any:
@@ -70,134 +61,92 @@ class LocalInstance(Instance):
 
 
 class ProcessInstance(Instance):
-    """An object of a forked process, which a deadline ends. Calls at the same time wait for each other.
+    """An object of a worker, which a deadline ends. Calls at the same time wait for each other.
 
     Args:
-        line: to the process.
+        name: of the class.
+        worker: has the object.
     """
 
-    def __init__(self, line: Connection) -> None:
-        self._line = line
+    def __init__(self, name: str, worker: Worker) -> None:
+        self._name = name
+        self._worker = worker
         self._free = asyncio.Lock()
+
+    @property
+    def lost(self) -> bool:
+        """See `Instance.lost`."""
+        return self._worker.ended
 
     async def call(self, method: str, *arguments: Any, deadline_s: float | None, most: int, **options: Any) -> Any:
         """See `Instance.call`."""
-        send = partial(self._line.send, (method, arguments, options, most))
         async with self._free:
             if self.lost:
                 raise CallFailed("process_died", f"{method}: the process of the environment has ended")
             try:
-                await call(method, send, deadline_s)
-                found = await call(method, self._receive, deadline_s) if await self._answers(deadline_s) else None
-            except CallFailed as error:
+                given = partial(pickle.dumps, (self._name, method, arguments, options, most))
+                answer = await self._worker.call(await call(method, given, None), deadline_s)
+                value, kind, message = await call(method, partial(_read, answer), None)
+            except WorkerLost as error:
+                if error.reason == "deadline":
+                    raise CallFailed("deadline", f"{method} did not end in {deadline_s:g} s") from error
+                raise CallFailed("process_died", f"{method}: the process of the environment has died") from error
+            except CallFailed:  # what it gets or answers cannot be read
                 self.end()
-                if error.reason in ("EOFError", "ConnectionResetError", "BrokenPipeError"):
-                    message = f"{method}: the process of the environment has died"
-                    raise CallFailed("process_died", message) from error
                 raise
-        if found is None:
-            self.end()
-            raise CallFailed("deadline", f"{method} did not end in {deadline_s:g} s")
-        value, kind, message = found
         if kind is not None:
             raise CallFailed(kind, f"{method} raised {kind}: {message}")
         return value
 
-    def _receive(self) -> Any:
-        return json.loads(self._line.recv_bytes(LARGEST))
-
-    async def _answers(self, deadline_s: float | None) -> bool:
-        """Whether the process answers or ends before the deadline. No thread waits for it: agents take long."""
-        loop, ready = asyncio.get_running_loop(), asyncio.Event()
-        descriptor = self._line.fileno()
-        loop.add_reader(descriptor, ready.set)
-        try:
-            await asyncio.wait_for(ready.wait(), deadline_s)
-        except TimeoutError:
-            return False
-        finally:
-            loop.remove_reader(descriptor)
-        return True
-
     def end(self) -> None:
-        """See `Instance.end`: the process ends with its line."""
-        if not self.lost:
-            self.lost = True
-            with socket.socket(fileno=os.dup(self._line.fileno())) as line, suppress(OSError):
-                line.shutdown(socket.SHUT_RDWR)  # ends a thread that still sends or receives after its deadline
-            self._line.close()
+        """See `Instance.end`."""
+        self._worker.end()
+
+
+def _read(answer: bytes) -> tuple[Any, str | None, str]:
+    value, kind, message = json.loads(answer)
+    return value, kind, message
 
 
 class Processes:
-    """Forks a process for every environment, by a server that starts with the first one.
+    """Forks a worker for every environment, by a fork server that starts with the first one.
 
     Args:
         nodes: the yaml nodes of the classes, by name.
     """
 
     def __init__(self, nodes: Mapping[str, Any]) -> None:
-        self._nodes = dict(nodes)
-        self._server: tuple[ChildProcess, socket.socket] | None = None
+        self._names = ", ".join(nodes)
+        self._server = ForkServer(
+            "the fork server of environments", host, (dict(nodes),), {"OMP_NUM_THREADS": "1"},
+            start_s=START_S, silent=True, most=LARGEST,
+        )  # fmt: skip
 
     def fork(self, name: str) -> ProcessInstance:
-        """A process for an environment of the class of this name. Raises as `start`."""
-        _, line = self.start()
-        own, other = socket.socketpair()
-        descriptor = array.array("i", [other.fileno()])
-        try:
-            line.sendmsg([name.encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptor)])
-        except TimeoutError as error:
-            own.close()
-            raise OSError(f"the fork server of environments has taken no message for {SEND_S:g} s") from error
-        finally:
-            other.close()
-        return ProcessInstance(Connection(own.detach()))
+        """A worker for an environment of the class of this name. Raises as `start`."""
+        self.start()
+        return ProcessInstance(name, self._server.fork())
 
-    def start(self) -> tuple[ChildProcess, socket.socket]:
-        """Starts the server, unless it runs; returns it and the line to it.
+    def start(self) -> None:
+        """Starts the server, unless it runs.
 
         Raises:
-            ValueError: the object of an agent cannot be built; names the key.
+            ValueError: a class cannot be prepared; names the key.
             OSError: the server has ended, or has not prepared the classes within `START_S` seconds.
         """
-        if self._server is not None:
-            return self._server
-        own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # keeps the bounds of messages
-        path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
-        server = ChildProcess(
-            [sys.executable, "-m", "rft.rollout.environment.fork_server", str(other.fileno())],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[other.fileno()],
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        )
-        own.settimeout(START_S)
-        own.send(json.dumps(self._nodes).encode())
-        other.close()
-        names = ", ".join(self._nodes)
+        if self._server.pid is not None:
+            return
         try:
-            with waiting(f"the run waits for the fork server of environments, which prepares the classes {names}"):
-                said = own.recv(LONGEST)
+            with waiting(
+                f"the run waits for the fork server of environments, which prepares the classes {self._names}"
+            ):
+                self._server.start()
         except TimeoutError as error:
-            own.close()
-            server.end(0)
             raise OSError(
-                f"environment.classes: the fork server has not prepared {names} within {START_S:g} s; prepare data "
-                "that it loads before the run"
+                f"environment.classes: the fork server has not prepared {self._names} within {START_S:g} s; prepare "
+                "data that it loads before the run"
             ) from error
-        if said != READY:
-            own.close()
-            status = server.end(END_S)
-            if said:
-                raise ValueError(said.decode())
-            raise OSError(f"the fork server of environments ended with status {status}; see its error above")
-        own.settimeout(SEND_S)
-        self._server = server, own
-        return self._server
 
     def close(self) -> None:
-        """Ends the server and all processes."""
-        if self._server is not None:
-            server, line = self._server
-            line.close()
-            server.end(END_S)
-            self._server = None
+        """Ends the server and all workers."""
+        self._server.close()

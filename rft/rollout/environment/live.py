@@ -11,7 +11,7 @@ from rft.data.tool_calls import ToolCall
 from rft.rollout.environment.call_format import CallNotices
 from rft.rollout.environment.calls import CallFailed
 from rft.rollout.environment.contract import FIELD, EnvironmentClass, checked_reward, checked_step, refuse_arguments
-from rft.rollout.environment.fork_server import as_text
+from rft.rollout.environment.hosted import as_text
 from rft.rollout.environment.instance import Instance
 from rft.sanitize import one_line, valid_text
 

@@ -11,11 +11,12 @@ from rft.data.encode.templates import PROBE, ChatTemplate
 from rft.data.tool_calls import TOOL_CALLS, find_format, read_by, reads_calls
 from rft.errors import build_each
 from rft.ranges import PositiveInt, Seconds
-from rft.registry import Plugin, did_you_mean
-from rft.rollout.environment.adapters.renderers import PackageRenderer, RendererCalls, check_renderer, renderer_of
+from rft.registry import Plugin, convert, did_you_mean
+from rft.rollout.answerer import Episodes
 from rft.rollout.environment.call_format import CallFormat, CallReader
 from rft.rollout.environment.contract import FIELD, EnvironmentClass, environment_class
-from rft.rollout.environment.fork_server import prepare
+from rft.rollout.environment.hosted import prepare
+from rft.rollout.environment.renderers import PackageRenderer, RendererCalls, check_renderer, renderer_of
 from rft.rollout.environment.turn_template import TurnTemplate
 
 KEY = "environment"
@@ -40,7 +41,7 @@ class EnvironmentOptions:
             ends nothing but the episode.
         concurrency: calls of environments at the same time.
         renderer: of the package `renderers`, which has the tokens between two answers: its name, `auto` or None; see
-            `rft.rollout.environment.adapters.renderers`.
+            `rft.rollout.environment.renderers`.
     """
 
     classes: dict[str, Any]
@@ -56,8 +57,8 @@ class EnvironmentOptions:
 
 
 @dataclass(frozen=True)
-class Environments:
-    """The checked environments of a run.
+class Environments(Episodes):
+    """See `Episodes`.
 
     Attributes:
         classes: by their names.
@@ -90,15 +91,7 @@ class Environments:
         return made
 
     def check(self, encoder: Encoder) -> None:
-        """Checks that the template can write dialogues. Prepares the classes, and checks the options of those that will
-        live in this process.
-
-        Args:
-            encoder: of the run.
-
-        Raises:
-            ValueError: names the key and the cure; or a constructor refuses its options.
-        """
+        """See `Episodes.check`. Prepares the classes, and builds those that will live in this process."""
         if encoder.chat is None:
             raise ValueError(
                 f"{KEY}: data.template=none has no form for several turns; set data.template=chat, or the name or path "
@@ -169,9 +162,14 @@ class Environments:
         return [[PROBE] if found.plays else list(found.tools.values()) for found in self.classes.values()]
 
     @property
+    def max_tokens(self) -> int:
+        """See `Episodes.max_tokens`."""
+        return self.options.max_tokens
+
+    @property
     def columns_if_read(self) -> tuple[str, ...]:
-        """The columns of turns that episodes can have: rewards of turns only if every class has steps, states before
-        turns only if no class plays by itself."""
+        """See `Episodes`: rewards of turns only if every class has steps, states before turns only if no class plays by
+        itself."""
         known = {"turn_scores": all(found.steps for found in self.classes.values()), "anchor": not self.plays}
         return tuple(name for name in TURN_COLUMNS if known.get(name, True))
 
@@ -182,12 +180,12 @@ class Environments:
 
     @property
     def scores(self) -> bool:
-        """Whether every class has a reward of its own."""
+        """See `Episodes.scores`."""
         return all(found.scores for found in self.classes.values())
 
     @property
     def several_players(self) -> bool:
-        """Whether a class is a game of several players."""
+        """See `Episodes.several_players`."""
         return any(found.players > 1 for found in self.classes.values())
 
     def number_of(self, row: Mapping[str, Any], player: int = 0) -> int:
@@ -221,3 +219,8 @@ class Environments:
                 f"{did_you_mean(str(name), self.classes)}"
             )
         return str(name)
+
+
+def environments(node: Any) -> Environments:
+    """The environments of the node `environment`. Raises as `Environments.of`."""
+    return Environments.of(convert(node, EnvironmentOptions, KEY))

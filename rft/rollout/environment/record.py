@@ -1,16 +1,8 @@
 """What an episode did, as rewards, logs and people read it: the entry `EPISODE_FIELD` of its row."""
 
-from collections.abc import Sequence
 from typing import Any
 
-import torch
-
-from rft.batch.scores import spell_reason
-from rft.batch.trajectory import Trajectory
-from rft.metrics import Metrics
-
-FAILED, FORKS = "failed", "forks"
-MEANS = ("turns", "tool_calls", "tool_failures", "environment_s")  # entries whose means are logged
+from rft.rollout.answers import FAILED, FORKS
 
 
 def episode_record(
@@ -54,24 +46,3 @@ def episode_record(
         "agent": agent,
         FAILED: failed,
     }
-
-
-def failure_of(trajectory: Trajectory) -> str | None:
-    """Why the episode of a trajectory has no score; None if it did not fail, or if there is no episode."""
-    return None if trajectory.episode is None else trajectory.episode[FAILED]
-
-
-def log_episodes(trajectories: Sequence[Trajectory], metrics: Metrics) -> None:
-    """Adds the means `episode/<entry>`, the share `episode/failed`, and the numbers of forks and failures by reason."""
-    records = [trajectory.episode for trajectory in trajectories if trajectory.episode is not None]
-    if not records:
-        return
-    for name in MEANS:
-        metrics.mean(f"episode/{name}", torch.tensor([float(record[name]) for record in records]))
-    metrics.mean(f"episode/{FAILED}", torch.tensor([float(record[FAILED] is not None) for record in records]))
-    metrics.count(f"episode/{FORKS}", sum(len(record[FORKS]) for record in records))
-    for record in records:
-        for reason in record[FORKS]:
-            metrics.count(f"episode/{FORKS}/{spell_reason(reason)}", 1)
-        if record[FAILED] is not None:
-            metrics.count(f"episode/{FAILED}/{spell_reason(record[FAILED])}", 1)

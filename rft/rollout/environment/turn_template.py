@@ -37,7 +37,7 @@ class NoSuffix(Exception):
 class Renderer(ABC):
     """Has the tokens between two answers for one chat template. It is asked before the probed suffix of `TurnTemplate`.
 
-    `rft.rollout.environment.adapters.renderers` has those of the package `renderers`.
+    `rft.rollout.environment.renderers` has those of the package `renderers`.
     """
 
     @abstractmethod

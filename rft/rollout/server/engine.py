@@ -8,8 +8,9 @@ import atexit
 import os
 import shutil
 import sys
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import nan
 from typing import Any, ClassVar
 
@@ -18,28 +19,27 @@ from torch import Tensor
 
 from rft.actor.loading.checkpoint_names import checkpoint_names, renamed
 from rft.actor.model import end_tokens
-from rft.batch.encoded import as_encoded
+from rft.batch.encoded import MediaFacts, as_encoded
 from rft.remote.event_loop import EventLoop
 from rft.remote.http_client import ServerClient
 from rft.remote.load_balancer import LoadBalancer
 from rft.remote.requests import Server
 from rft.remote.server_process import LOCAL, ServerProcess, free_port
-from rft.rollout.engine.base import Completion, EngineContext, EngineFacts, OnCompletion, Request
+from rft.rollout.engine.base import Completion, Engine, EngineContext, EngineFacts, OnCompletion, Request
 from rft.rollout.engine.expanded import check_expanded
 from rft.rollout.engine.model_folder import write_model_folder
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.engine.texts import in_order, make_completion
 from rft.rollout.server.options import KEY, Servers
 from rft.rollout.server.requests import SampleRequest
-from rft.rollout.server.servable import ServableEngine
-from rft.rollout.server.server_api import Sampled, key_environment, server_prompt
+from rft.rollout.server.server_api import Sampled, ServerApi, key_environment, server_prompt
 from rft.rollout.server.server_pool import ServerPool
 from rft.rollout.server.weights.store import WeightStore
 from rft.rollout.server.weights.version import WeightVersion
 from rft.strategy.gather import GatherOptions
 
 
-class ServersEngine(ServableEngine):
+class ServersEngine(Engine):
     """Samples with servers of one kind, which the run starts or which run already; a subclass implements `server_api`.
 
     Attributes:
@@ -51,9 +51,22 @@ class ServersEngine(ServableEngine):
         servers: their addresses or number, and deadlines.
     """
 
-    facts = EngineFacts(takes_arguments=True, takes_media=True, has_processor=True)
+    facts = EngineFacts(takes_arguments=True, takes_media=True, has_processor=True, servers=True)
     sleep_arguments: ClassVar[dict[str, Any]] = {}
     gather_options = GatherOptions(sharded=True)
+
+    @staticmethod
+    @abstractmethod
+    def server_api(
+        engine_args: dict[str, Any], media: MediaFacts | None = None, forbidden: Sequence[int] = ()
+    ) -> ServerApi:
+        """How a server is started and called.
+
+        Args:
+            engine_args: `rollout.engine_args`, the flags of the servers that are started.
+            media: of the policy's processor; None for a model of text.
+            forbidden: ids that the servers never sample; see `forbidden_tokens`.
+        """
 
     @classmethod
     def unread(cls, options: dict[str, Any]) -> dict[str, str]:

@@ -89,7 +89,7 @@ class SGLangServers(ServersEngine):
     def server_api(
         engine_args: dict[str, Any], media: MediaFacts | None = None, forbidden: Sequence[int] = ()
     ) -> ServerApi:
-        """See `ServableEngine.server_api`."""
+        """See `ServersEngine.server_api`."""
         return SGLangApi(engine_args, forbidden)
 
     def generate(

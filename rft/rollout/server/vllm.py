@@ -121,7 +121,7 @@ class VLLMServers(ServersEngine):
     def server_api(
         engine_args: dict[str, Any], media: MediaFacts | None = None, forbidden: Sequence[int] = ()
     ) -> ServerApi:
-        """See `ServableEngine.server_api`."""
+        """See `ServersEngine.server_api`."""
         return VLLMApi(engine_args, media, forbidden)
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:

@@ -26,9 +26,8 @@ from rft.errors import Checks
 from rft.metrics import Metrics
 from rft.ranges import PositiveInt
 from rft.registry import did_you_mean
-from rft.rollout.answers import Announce
+from rft.rollout.answers import Announce, failure_of, log_episodes
 from rft.rollout.engine.sampling import Sampling
-from rft.rollout.environment.record import failure_of, log_episodes
 from rft.rollout.forced_stop import ForcedStop
 from rft.rollout.source.base import RolloutContext
 

@@ -19,7 +19,10 @@ from rft.modes.serve.model import local_model
 from rft.modes.serve.run import serve
 from rft.remote.http_client import ServerClient
 from rft.remote.server_process import free_port
-from rft.rollout.server.sglang import SGLangApi
+from rft.rollout.engine.hf import HFEngine
+from rft.rollout.engine.none import NoEngine
+from rft.rollout.engine.vllm import VLLMEngine
+from rft.rollout.server.sglang import SGLangApi, SGLangServers
 from rft.rollout.server.vllm import VLLMApi, VLLMServers
 from rft.rollout.server.weights.version import WeightVersion
 from tests.modes.serve.in_process import serve_until
@@ -88,6 +91,11 @@ def check_two_servers(lines, port, folder):
     pids = [int((folder / "run" / "servers" / f"{number}.log").read_text().split()[0]) for number in (0, 1)]
     assert all(alive(pid) for pid in pids)
     return pids
+
+
+@pytest.mark.parametrize("engine", [HFEngine, NoEngine, SGLangServers, VLLMEngine, VLLMServers])
+def test_an_engine_with_servers_states_it(engine):
+    assert engine.facts.servers == ("server_api" in dir(engine))
 
 
 def test_servers_are_started_named_and_ended(resolved, monkeypatch, tmp_path):

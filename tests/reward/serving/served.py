@@ -8,10 +8,10 @@ import urllib.request
 from contextlib import contextmanager
 
 from rft.modes.serve.reward import fingerprints
+from rft.remote.http_limits import ScoringLimits
 from rft.remote.http_server import make_server
 from rft.remote.server_process import free_port
 from rft.reward.serving.app import make_app
-from rft.reward.serving.limits import Limits
 from tests.conftest import SOON_S
 from tests.reward.reward_of import reward_of
 
@@ -25,7 +25,7 @@ def served(terms, accuracy, limits=None):
     """Serves terms with the token `KEY`; gives the address."""
     reward, port = reward_of(terms, accuracy), free_port()
     marks = fingerprints({"terms": terms, "route": {}, **THOUGHTS})
-    limits = Limits(**LIMITS | (limits or {}))
+    limits = ScoringLimits(**LIMITS | (limits or {}))
     app = make_app(reward, marks, limits, KEY)
     server = make_server(app, limits, port=port)
     thread = threading.Thread(target=server.run)

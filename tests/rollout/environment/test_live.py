@@ -1,6 +1,6 @@
 import pytest
 
-from rft.rollout.environment.fork_server import as_text, cut
+from rft.rollout.environment.hosted import as_text, cut
 from rft.rollout.environment.live import EnvironmentFailed, _observation
 
 

@@ -9,7 +9,7 @@ from torch._dynamo.utils import counters
 from torchao.float8.float8_linear import Float8Linear
 
 from rft.distributed import start
-from rft.modes.plan.largest import memory_by_stage
+from rft.modes.train import memory_by_stage
 from tests.helpers import (
     ALL,
     EVEN,

@@ -8,12 +8,12 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rft.data.rows.packages.child import make_rows, rows_of_child
+from rft.data.rows.packages import REASONING_GYM
+from rft.data.rows.packages.child import rows_of_child
 from rft.ranges import PositiveInt, Seed
 from rft.registry import did_you_mean
 
 APART = 1_000_003  # reasoning-gym makes problem n of a seed from seed + n, so close seeds would share problems
-FIELD = "reasoning_gym"  # of a row: task, its options, question, answer and metadata, which the checker reads
 Tasks = Mapping[str, Mapping[str, Any]]
 
 
@@ -52,11 +52,11 @@ class ReasoningGymRows:
         Raises:
             ValueError: there is no such task or option, or the rows lack a field.
         """
-        rows = rows_of_child("rft.data.rows.packages.reasoning_gym", self._tasks, self._count, self._seed, self._key)
+        rows = rows_of_child(generate, self._tasks, self._count, self._seed, self._key)
         for row in rows:
             if missing := [field for field in required if field not in row]:
                 raise ValueError(
-                    f"{self._key}.tasks.{row[FIELD]['task']}: its rows have no field {missing[0]!r}; they have "
+                    f"{self._key}.tasks.{row[REASONING_GYM]['task']}: its rows have no field {missing[0]!r}; they have "
                     f"{', '.join(row)}; choose reward=reasoning_gym, or leave out the task"
                 )
         return rows
@@ -81,9 +81,7 @@ def _rows(task: str, options: dict[str, Any], count: int, seed: int, key: str) -
         problem = problems[number]
         entry = {"task": task, "options": options, **problem}
         answer = {} if problem["answer"] is None else {"answer": problem["answer"]}
-        rows.append({"prompt": problem["question"], **answer, "data_source": f"reasoning_gym/{task}", FIELD: entry})
+        rows.append(
+            {"prompt": problem["question"], **answer, "data_source": f"reasoning_gym/{task}", REASONING_GYM: entry}
+        )
     return rows
-
-
-if __name__ == "__main__":
-    make_rows(generate)

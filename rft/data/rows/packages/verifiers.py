@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from rft.data.rows.files import without_nulls
-from rft.data.rows.packages.child import check_rows, make_rows, rows_of_child
+from rft.data.rows.packages.child import check_rows, rows_of_child
 from rft.ranges import PositiveInt
 
 MISSING = 'the package verifiers is not installed; pip install "rft[verifiers]"'
@@ -48,9 +48,7 @@ class VerifiersRows:
         Raises:
             ValueError: the environment cannot be loaded or has no such data set, or a row lacks a field.
         """
-        rows = rows_of_child(
-            "rft.data.rows.packages.verifiers", self._id, self._args, self._split, self._limit, self._key
-        )
+        rows = rows_of_child(generate, self._id, self._args, self._split, self._limit, self._key)
         check_rows(rows, required, f"{self._id}[{self._split}] row", 1, self._key)
         return rows
 
@@ -97,7 +95,3 @@ def generate(
         )
     rows = found.to_list() if limit is None else found.select(range(min(limit, len(found)))).to_list()
     return [row | without_nulls({"prompt": row["prompt"]}) for row in rows]
-
-
-if __name__ == "__main__":
-    make_rows(generate)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from rft.data.rows.packages.child import check_rows, make_rows, rows_of_child
+from rft.data.rows.packages.child import check_rows, rows_of_child
 from rft.ranges import PositiveInt
 
 MISSING = 'the package verifiers, 0.4 or later, is not installed; pip install "rft[verifiers_v1]"'
@@ -45,7 +45,7 @@ class VerifiersTasks:
             ValueError: the environment cannot be loaded, its taskset has no end and there is no limit, or a task has no
                 prompt.
         """
-        rows = rows_of_child("rft.data.rows.packages.verifiers_v1", self._env, self._limit, self._key)
+        rows = rows_of_child(generate, self._env, self._limit, self._key)
         check_rows(rows, required, "task", 0, self._key)
         return rows
 
@@ -98,7 +98,3 @@ def generate(env: dict[str, Any], limit: int | None, key: str) -> list[dict[str,
         system = [{"role": "system", "content": data["system_prompt"]}] if "system_prompt" in data else []
         rows.append({"prompt": system + messages, FIELD: data})
     return rows
-
-
-if __name__ == "__main__":
-    make_rows(generate)

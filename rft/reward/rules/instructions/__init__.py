@@ -1,5 +1,5 @@
 """Rules about instructions that a program can verify. Importing this package registers them."""
 
-from rft.reward.rules.instructions import ifeval, language
+from rft.registry import import_all
 
-__all__ = ["ifeval", "language"]
+import_all(__name__)

@@ -6,37 +6,33 @@ Each worker is a program in the sandbox; see `rft.reward.sandbox.workers.worker`
 import importlib.util
 import json
 import pickle
-import queue
 import socket
 import sys
-import threading
-import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import rft
 from rft.reward import REWARDS
 from rft.reward.build import build_term
-from rft.reward.failure import Failure
 from rft.reward.function import ground_truth
-from rft.reward.runners import Outcomes, Rows, Runner, outcomes
-from rft.reward.sandbox.isolation.messages import HEAD, framed
+from rft.reward.runners import Outcomes, Rows
+from rft.reward.sandbox.isolation.messages import framed
 from rft.reward.sandbox.options import Limits, SandboxOptions, WorkerOptions
-from rft.reward.sandbox.sandbox import Sandbox, SandboxFailed, Spawned
+from rft.reward.sandbox.sandbox import Sandbox, Spawned
 from rft.reward.sandbox.workers.answer import decode
 from rft.reward.sandbox.workers.worker import LAST, WorkerSetup
 from rft.reward.term import Term
+from rft.reward.workers import START_S, WorkerPool
 from rft.sanitize import one_line
 from rft.waits import waiting
+from rft.worker.worker import Worker, WorkerLost
 
-START_S = 120.0  # a worker that has not built the term by then is ended
-GRACE_S = 10.0  # and so is one that is silent for so long beyond the deadline of a job
+GRACE_S = 10.0  # a worker is ended that is silent for so long beyond the deadline of a job
 END_S = 2.0  # for the sandbox to say how a worker ended
 UNLIMITED = 10**9  # seconds; the deadline and the processor time of a worker are those of its jobs
-CHUNK = 65536
 LIBRARIES = ("site-packages", "dist-packages")
 PROGRAM = """
 import os, sys
@@ -47,106 +43,7 @@ main()
 """
 
 
-class WorkerLost(OSError):
-    """A worker that ended, is silent, or could not be started.
-
-    Attributes:
-        reason: of the failure of its job.
-    """
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
-class IsolatedWorker:
-    """One worker. The constructor starts it.
-
-    Args:
-        sandbox: runs it.
-        program: its source.
-        setup: what it builds.
-
-    Attributes:
-        facts: of the term, as the worker states them.
-
-    Raises:
-        WorkerLost: it cannot build the term, or does not start.
-    """
-
-    def __init__(self, sandbox: Sandbox, program: str, setup: WorkerSetup) -> None:
-        limits = Limits(**asdict(setup.limits) | {"seconds": UNLIMITED, "cpu_seconds": UNLIMITED})
-        limits = replace(limits, processes=limits.processes + 1)  # the worker itself
-        self._most = setup.limits.output_kib * 1024
-        self._line, other = socket.socketpair()
-        try:
-            with other:  # the worker closes stderr before it imports what it does not trust
-                self._process: Spawned = sandbox.spawn(program, limits, (other.fileno(), other.fileno(), 2))
-        except (SandboxFailed, ValueError) as error:
-            self._line.close()
-            raise WorkerLost("no_workers", str(error)) from error
-        try:
-            self.facts = json.loads(self._exchange(pickle.dumps(setup), START_S))
-            problem = self.facts.get("problem")
-        except (ValueError, AttributeError, RecursionError) as error:
-            problem = repr(error)
-        if problem is not None:
-            self.end()
-            raise WorkerLost("no_workers", one_line(str(problem)))
-
-    def run(self, job: bytes, seconds: float) -> tuple[bytes, bool]:
-        """The answer to a job, and whether the worker takes another one.
-
-        Raises:
-            WorkerLost: it gave no answer; it is ended.
-        """
-        answer = self._exchange(job, seconds)
-        return answer[1:], answer[:1] != LAST
-
-    def end(self, patience_s: float = 0.0) -> dict[str, Any]:
-        """Ends the worker and all its processes; see `Spawned.end`."""
-        self._line.close()
-        return self._process.end(patience_s)
-
-    def interrupt(self) -> None:
-        """Makes a `run` in another thread fail."""
-        self._line.shutdown(socket.SHUT_RDWR)
-
-    def _exchange(self, message: bytes, seconds: float) -> bytes:
-        deadline = time.monotonic() + seconds
-        try:
-            self._line.settimeout(seconds)
-            self._line.sendall(framed(message))
-            length = int.from_bytes(self._receive(HEAD, deadline))
-            if length > self._most + 1:
-                raise WorkerLost("output", f"it answers with {length} bytes, more than output_kib allows")
-            return self._receive(length, deadline)
-        except WorkerLost:
-            self.end()
-            raise
-        except TimeoutError as error:
-            self.end()
-            raise WorkerLost("deadline", f"the worker is silent for {seconds:g} s") from error
-        except OSError as error:
-            verdict = self.end(END_S)
-            reason = "memory" if verdict["status"] == "memory" else "worker_died"
-            said = f"{verdict['status']} {verdict['reason']}".strip()
-            raise WorkerLost(reason, f"the worker ended: {said}") from error
-
-    def _receive(self, count: int, deadline: float) -> bytes:
-        found = bytearray()
-        while len(found) < count:
-            if (left := deadline - time.monotonic()) <= 0:
-                raise TimeoutError
-            self._line.settimeout(left)
-            part = self._line.recv(min(CHUNK, count - len(found)))
-            if not part:
-                raise ConnectionError("the worker has closed its line")
-            found += part
-        return bytes(found)
-
-
-class IsolatedPool(Runner):
+class IsolatedPool(WorkerPool):
     """The isolated workers of one term. They start with the first jobs and end with the run.
 
     Args:
@@ -163,17 +60,15 @@ class IsolatedPool(Runner):
     def __init__(
         self, name: str, node: Mapping[str, Any], key: str, workers: int, deadline_s: float, options: WorkerOptions
     ) -> None:
+        super().__init__(name, workers, deadline_s)
         node, module, shown, path = visible(node, key)
-        self._name = name
         self._setup = WorkerSetup(module, node, key, deadline_s, options.limits)
         self._program = PROGRAM.format(path=[*path, *options.packages])
-        limits = Limits(**asdict(options.limits), seconds=START_S)
-        sandboxed = SandboxOptions(options.require, workers, options.packages, limits)
+        limits = Limits(**asdict(options.limits), seconds=UNLIMITED)
+        self._limits = replace(limits, cpu_seconds=UNLIMITED, processes=limits.processes + 1)  # the worker itself
+        sandboxed = SandboxOptions(options.require, workers, options.packages, replace(limits, seconds=START_S))
         self._sandbox = Sandbox(sandboxed, f"{key}.call.sandbox", shown=shown)
-        self._threads = ThreadPoolExecutor(workers, name)
-        self._idle: queue.SimpleQueue[IsolatedWorker] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._busy: set[IsolatedWorker] = set()
+        self._stated: dict[str, Any] = {}  # by the worker that started last
         self._facts: dict[str, Any] | None = None
 
     def facts(self) -> dict[str, Any]:
@@ -186,66 +81,56 @@ class IsolatedPool(Runner):
             self._sandbox.check()
             try:
                 with waiting(f"{self._setup.key}: the run waits for a worker, which builds the term"):
-                    worker = self._worker()
+                    self._idle.append(self._begin(self._started()).result())
             except WorkerLost as error:
                 raise ValueError(str(error)) from error
-            self._idle.put(worker)
+            stated = self._stated
             try:
-                reads = tuple(map(str, worker.facts["reads"]))
-                size = None if worker.facts["rows_per_call"] is None else 1
-                truth = bool(worker.facts["needs_truth"])
+                reads = tuple(map(str, stated["reads"]))
+                size = None if stated["rows_per_call"] is None else 1
+                truth = bool(stated["needs_truth"])
             except (KeyError, TypeError) as error:
                 raise ValueError(f"{self._setup.key}: the worker states no facts of the term ({error!r})") from error
             self._facts = {"reads": reads, "rows_per_call": size, "needs_truth": truth}
         return self._facts
 
-    def submit(self, responses: Sequence[str], rows: Rows) -> Future[Outcomes]:
-        """Scores responses in a worker.
-
-        Returns:
-            What the term returns, or a `Failure` for each response. Its reason is `deadline`, `worker_died`, `memory`,
-            `output`, `no_workers`, `bad_answer`, or the type of the error that the function raised.
-        """
-        job = pickle.dumps((list(responses), list(rows)))
-        return self._threads.submit(self._score, job, list(responses))
-
-    def _score(self, job: bytes, responses: list[str]) -> Outcomes:
+    def _start(self) -> Worker:
+        line, other = socket.socketpair()
         try:
-            worker = self._worker()
-            with self._lock:
-                self._busy.add(worker)
-            try:
-                answer, again = worker.run(job, self._setup.deadline_s + GRACE_S)
-            finally:
-                with self._lock:
-                    self._busy.discard(worker)
-            if again:
-                self._idle.put(worker)
-            else:
-                worker.end()
-            found = decode(answer)
-        except WorkerLost as error:
-            found = Failure(error.reason, str(error))
-        return outcomes(found, responses, self._name)
+            with other:  # the worker closes stderr before it imports what it does not trust
+                process = self._sandbox.spawn(self._program, self._limits, (other.fileno(), other.fileno(), 2))
+        except (OSError, ValueError):
+            line.close()
+            raise
+        return Worker(line, partial(_ended, process), self._limits.output_kib * 1024 + 1)
 
-    def _worker(self) -> IsolatedWorker:
+    async def _started(self) -> Worker:
+        worker = await super()._started()
         try:
-            return self._idle.get_nowait()
-        except queue.Empty:
-            return IsolatedWorker(self._sandbox, self._program, self._setup)
+            self._stated = json.loads(await worker.call(framed(pickle.dumps(self._setup)), START_S))
+            problem = self._stated.get("problem")
+        except (ValueError, AttributeError, RecursionError) as error:
+            problem = repr(error)
+        if problem is not None:
+            worker.end()
+            raise WorkerLost("no_workers", one_line(str(problem)))
+        return worker
 
-    def cancel(self) -> None:
-        """See `Runner.cancel`; workers in the middle of a job are killed."""
-        with self._lock:
-            for worker in self._busy:
-                worker.interrupt()
+    async def _exchange(self, worker: Worker, job: bytes) -> tuple[Any, bool]:
+        answer = await worker.call(framed(job), self._setup.deadline_s + GRACE_S)
+        return decode(answer[1:]), answer[:1] != LAST
 
     def close(self) -> None:
-        """Ends the workers and the fork server of the sandbox. The next job starts them again."""
-        self.cancel()
-        while not self._idle.empty():
-            self._idle.get_nowait().end()
+        """See `Runner.close`; ends the fork server of the sandbox too."""
+        super().close()
         self._sandbox.close()
+
+
+def _ended(process: Spawned, died: bool) -> WorkerLost:
+    """Ends a worker and all its processes; says how it ended."""
+    verdict = process.end(END_S if died else 0.0)
+    said = f"{verdict['status']} {verdict['reason']}".strip()
+    return WorkerLost("memory" if verdict["status"] == "memory" else "worker_died", f"the worker ended: {said}")
 
 
 class IsolatedTerm(Term):

@@ -22,13 +22,14 @@ from typing import Any
 
 from rft.reward.build import build_term
 from rft.reward.failure import Failure, catching
-from rft.reward.fork_server import score
 from rft.reward.function import BatchFunction, RowFunction
 from rft.reward.sandbox.isolation.messages import HEAD, read_message, write_message
 from rft.reward.sandbox.isolation.view import WORK
 from rft.reward.sandbox.options import CallLimits
 from rft.reward.sandbox.workers.answer import encode
 from rft.reward.term import Term
+from rft.reward.workers import score
+from rft.worker.fork_server import send_answer
 
 NEXT, LAST = b"+", b"-"  # the first byte of an answer: the worker takes another job, or it ends
 PAUSE_S = 0.05  # between two looks whether a child has ended that left its pipe to processes of its own
@@ -66,9 +67,9 @@ def main() -> None:
             importlib.import_module(setup.module)
         term = build_term(setup.node, setup.key)
     except (ImportError, ValueError) as error:
-        write_message(line, json.dumps({"problem": str(error)}).encode())
+        send_answer(line, json.dumps({"problem": str(error)}).encode())
         return
-    write_message(line, json.dumps(facts(term)).encode())
+    send_answer(line, json.dumps(facts(term)).encode())
     gc.freeze()
     while True:
         try:
@@ -77,7 +78,7 @@ def main() -> None:
             return
         answer = Job(term, setup, line).run(job)
         again = clear(WORK)
-        write_message(line, (NEXT if again else LAST) + answer)
+        send_answer(line, (NEXT if again else LAST) + answer)
         if not again:
             return
 

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rft.ranges import Seconds
-from rft.rollout.environment.fork_server import as_text
+from rft.rollout.environment.hosted import as_text
 
 Step = tuple[str, float, bool, bool, dict[str, Any]]
 

@@ -9,8 +9,8 @@ from io import FileIO
 import pytest
 
 from rft import redaction
-from rft.remote import child_process
-from rft.remote.child_process import ChildProcess, forward
+from rft.worker import child_process
+from rft.worker.child_process import ChildProcess, forward
 
 KEY = "sk-ä/7f3 b9"
 

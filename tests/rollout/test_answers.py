@@ -1,6 +1,7 @@
 from rft.batch.trajectory import Finish, Segment, Trajectory
 from rft.metrics import Metrics
-from rft.rollout.environment.record import episode_record, failure_of, log_episodes
+from rft.rollout.answers import failure_of, log_episodes
+from rft.rollout.environment.record import episode_record
 
 
 def episode(**changes):

@@ -11,8 +11,8 @@ from rft.data.encode.encoder import Encoder
 from rft.data.tool_calls import ToolCall
 from rft.rollout.answers import uncut
 from rft.rollout.environment import options
-from rft.rollout.environment.adapters.renderers import PackageRenderer, check_renderer, renderer_of
 from rft.rollout.environment.dialogue import Dialogue
+from rft.rollout.environment.renderers import PackageRenderer, check_renderer, renderer_of
 from rft.rollout.environment.turn_template import TurnTemplate
 from tests.data import chat_texts as chats
 from tests.data.encode.test_masks import SCHEMA, TOOL, said, tokenizer, user
