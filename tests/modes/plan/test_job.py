@@ -193,8 +193,10 @@ def test_the_engine_has_its_copy_from_the_sync_to_the_end_of_the_rollout(forecas
     shared = {"plain": 0, "an engine in float32": 0, "a GPU that is not here": 0}  # with the only rank
     for name, size in (copies | shared).items():
         for stage in ("sync", "rollout"):  # the last tensor may come after the peak of a sync
-            by_columns = weights if name in ("plain", "an engine in float32") and stage == "rollout" else size
-            assert 0.95 * by_columns <= terms(name, stage)["engine"] <= 1.1 * by_columns + 1024, (name, stage)
+            # by columns, while it samples on a CPU in 32 bits: beside the copy of several ranks
+            columns = weights if stage == "rollout" and size != weights / 2 and name != "a GPU that is not here" else 0
+            copied = size + columns
+            assert 0.95 * copied <= terms(name, stage)["engine"] <= 1.1 * copied + 1024, (name, stage)
         for stage in ("annotate", "update"):
             assert terms(name, stage)["engine"] < 1024, (name, stage)
 
