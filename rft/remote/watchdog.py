@@ -253,10 +253,11 @@ def waited_for(wait: Wait, beats: Mapping[int, Beat]) -> list[int]:
     others = [rank for rank, beat in beats.items() if (beat.calls, beat.name, beat.work) != own]
     if not wait.name:
         return [rank for rank, beat in beats.items() if not beat.blocked] or others
-    left = {
-        rank for rank, beat in beats.items() if beat.calls > wait.count or (beat.calls == wait.count and not beat.name)
-    }
-    return [rank for rank in others if rank not in left]
+    return [
+        rank
+        for rank in others
+        if beats[rank].calls < wait.count or (beats[rank].calls == wait.count and beats[rank].name)
+    ]
 
 
 def stack_of(thread: int) -> list[tuple[FrameType, int]]:
