@@ -13,7 +13,7 @@ import sysconfig
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -184,25 +184,24 @@ class Watchdog:
 
     def _check_wait(self, wait: Wait) -> None:
         """Logs that a collective, or work that needs all ranks, takes long; ends the process if it takes too long."""
-        own, waited = (wait.count, wait.name, wait.work), time.monotonic() - wait.since
-        if not any(own[1:]) or waited < min(self._reminder.after_s, self._timeout):
+        waited = time.monotonic() - wait.since
+        if not (wait.name or wait.work) or waited < min(self._reminder.after_s, self._timeout):
             return
         frames = self._frames()  # now: the thread leaves the collective when another rank ends
         waits, late = bool(wait.name) or blocked(frames), waited >= self._timeout
         if not waits and waited < self._timeout + LATE:
             return  # this rank may be the one that the others wait for: they log or publish it
         beats = {rank: beat for rank in self._others() if (beat := self._read(rank)) is not None}
-        missing = [rank for rank, beat in beats.items() if (beat.calls, beat.name, beat.work) != own]
-        if not wait.name:
-            missing = [rank for rank, beat in beats.items() if not beat.blocked] or missing
-        missing = missing or self._others()
-        at = f", which is at {beats[missing[0]].place}" if missing[0] in beats else ""
+        missing = waited_for(wait, beats)
+        rank = (missing or self._others())[0]
+        named = f"for rank {rank}" + (f", which is at {beats[rank].place}" if rank in beats else "")
         place = f"{where(frames)}{f' during {wait.work}' if wait.work else ''}"
         if not late:
-            self._say(f"rank {self._world.rank} waits in {place} for rank {missing[0]}{at}", waited, missing)
+            whom = f" {named}" if missing else ", which all ranks have begun"
+            self._say(f"rank {self._world.rank} waits in {place}{whom}", waited, missing)
             return
-        text = f"rank {self._world.rank} waited {waited:.0f} s in {place} for rank {missing[0]}{at}"
-        self._fail(missing[0], f"{text} (faults.collective_timeout_s={self._timeout:g})")
+        text = f"rank {self._world.rank} waited {waited:.0f} s in {place} {named}"
+        self._fail(rank, f"{text} (faults.collective_timeout_s={self._timeout:g})")
         self._failure = first_failure(self._store, "")
         self._keep_store()
         self._exit(place)
@@ -240,6 +239,25 @@ class Watchdog:
         sys.stderr.write(f"rank {own}: error: {message}\n")
         sys.stderr.flush()
         os._exit(1)
+
+
+def waited_for(wait: Wait, beats: Mapping[int, Beat]) -> list[int]:
+    """The ranks that a rank waits for.
+
+    Args:
+        wait: of the rank that waits.
+        beats: of the other ranks. One that is in the collective, or has left it, is not waited for. In work without a
+            collective of `World` it is one that is in no collective at all, if there is one.
+    """
+    own = (wait.count, wait.name, wait.work)
+    others = [rank for rank, beat in beats.items() if (beat.calls, beat.name, beat.work) != own]
+    if not wait.name:
+        return [rank for rank, beat in beats.items() if not beat.blocked] or others
+    return [
+        rank
+        for rank in others
+        if beats[rank].calls < wait.count or (beats[rank].calls == wait.count and beats[rank].name)
+    ]
 
 
 def stack_of(thread: int) -> list[tuple[FrameType, int]]:

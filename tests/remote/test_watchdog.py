@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import rft
-from rft.distributed import PeerError, start
-from rft.remote.watchdog import Watchdog, from_collective, lost_connection, stack_of, where
+from rft.distributed import PeerError, Wait, start
+from rft.remote.watchdog import Beat, Watchdog, from_collective, lost_connection, stack_of, waited_for, where
 from tests.conftest import SOON_S
 
 SCRIPT = Path(__file__).parent / "watchdog_on_ranks.py"
@@ -116,6 +116,25 @@ def test_a_rank_that_is_slow_ends_nothing():
     )
     assert re.search(line, said[0], re.MULTILINE), said[0]
     assert "waits in" not in said[1]
+
+
+def test_a_rank_is_waited_for_until_it_is_in_the_collective():
+    wait = Wait()
+    with wait.within("gather"):
+        beats = {
+            0: Beat(9, 1, "gather", "", "", True),  # is in it
+            1: Beat(9, 0, "", "", "", False),  # has not begun it
+            2: Beat(9, 1, "", "", "", False),  # has left it
+            3: Beat(9, 2, "broadcast", "", "", True),  # is in the next one
+            4: Beat(9, 0, "barrier", "", "", True),  # is in the one before
+            5: Beat(9, 1, "barrier", "", "", True),  # is in another one: the ranks took different ways
+        }
+        assert waited_for(wait, beats) == [1, 4, 5]
+        assert waited_for(wait, {rank: beats[rank] for rank in (0, 2, 3)}) == []
+    with wait.during("the forward pass"):
+        work = Beat(9, 1, "", "the forward pass", "", False)
+        assert waited_for(wait, {0: work, 1: work._replace(blocked=True)}) == [0]
+        assert waited_for(wait, {0: work._replace(blocked=True), 1: beats[1]._replace(blocked=True)}) == [1]
 
 
 def test_one_process_needs_no_watchdog():

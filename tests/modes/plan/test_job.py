@@ -193,8 +193,10 @@ def test_the_engine_has_its_copy_from_the_sync_to_the_end_of_the_rollout(forecas
     shared = {"plain": 0, "an engine in float32": 0, "a GPU that is not here": 0}  # with the only rank
     for name, size in (copies | shared).items():
         for stage in ("sync", "rollout"):  # the last tensor may come after the peak of a sync
-            by_columns = weights if name in ("plain", "an engine in float32") and stage == "rollout" else size
-            assert 0.95 * by_columns <= terms(name, stage)["engine"] <= 1.1 * by_columns + 1024, (name, stage)
+            # by columns, while it samples on a CPU in 32 bits: beside the copy of several ranks
+            columns = weights if stage == "rollout" and size != weights / 2 and name != "a GPU that is not here" else 0
+            copied = size + columns
+            assert 0.95 * copied <= terms(name, stage)["engine"] <= 1.1 * copied + 1024, (name, stage)
         for stage in ("annotate", "update"):
             assert terms(name, stage)["engine"] < 1024, (name, stage)
 
@@ -251,7 +253,9 @@ def test_what_is_offloaded_is_host_memory_and_not_in_the_total(forecasts, terms)
     plain, parameters = terms("plain"), terms("offloaded parameters")
     for term in ("weights", "gradients", "optimizer"):
         assert parameters[f"{term} (CPU)"] == plain[term] > 0 == parameters[term], term
-    assert terms("offloaded parameters", "rollout")["engine"] == plain["weights"], "the engine shares no weights"
+    columns = terms("plain", "rollout")["engine"]
+    engine = terms("offloaded parameters", "rollout")["engine"]
+    assert engine == plain["weights"] + columns, "the engine shares no weights"
     others, scalars = terms("offloaded"), 1024
     assert others["other models (CPU)"] == others["weights"] == plain["weights"] and not others["other models"]
     assert others["optimizer (CPU)"] >= plain["optimizer"] - scalars and others["optimizer"] < scalars
