@@ -15,7 +15,7 @@ from rft.algorithm.mismatch import WORST
 from rft.algorithm.roles import POLICY
 from rft.algorithm.step import MiniBatch, PreparedRows, StepContext, current_columns, prepare_batch, select_rows
 from rft.batch.balance import Balance
-from rft.batch.collate import dummy_row, mini_batches
+from rft.batch.collate import mini_batches
 from rft.batch.columns import lengths
 from rft.batch.scores import count_unscored, is_scored
 from rft.data.fingerprint import warn_of_changed_rows
@@ -201,19 +201,19 @@ class Trainer:
         """Computes the columns of models that are frozen and precomputed; see `precompute_columns`."""
         for model in self.models.values():
             held_out = self.evaluator.batches() if self.evaluator is not None else ()
-            precompute_columns(model, stage, done, held_out, self.compute, self.log.message)
+            precompute_columns(model, stage, done, held_out, self.step_context, self.log.message)
 
     def compute_columns(self, stage: Stage, batch: TensorDict, metrics: Metrics) -> StepContext:
         """Adds the columns that the algorithm needs before the update; see `rft.algorithm.step`."""
-
-        def compute(key: str, rows: TensorDict, outputs: tuple[str, ...]) -> dict[str, torch.Tensor]:
-            return self.compute(self.models[key], batch, rows, outputs, stage.source.temperature)
-
-        updates, seed = stage.minibatches * stage.epochs, self.seed + self.step
-        step = StepContext(compute, self.world.all_sum, self.world.gather, metrics, updates, seed)
+        step = self.step_context(stage, batch, metrics)
         with metrics.timer("annotate"):
             prepare_batch(stage.algorithm, batch, step)
         return step
+
+    def step_context(self, stage: Stage, batch: TensorDict, metrics: Metrics) -> StepContext:
+        """What the step of a stage on these rows computes with."""
+        updates, seed, temperature = stage.minibatches * stage.epochs, self.seed + self.step, stage.source.temperature
+        return StepContext(self.models, self.balance, self.world, batch, temperature, metrics, updates, seed)
 
     def update(self, stage: Stage, stage_step: int, batch: TensorDict, step: StepContext) -> None:
         """Trains on every mini-batch of every epoch. Mini-batches are cut from one permutation over all ranks."""
@@ -228,25 +228,23 @@ class Trainer:
                     rows = chosen_rows[torch.isin(chosen_rows["unit"], chosen)]
                     current = current_columns(stage.algorithm, rows, epoch > 0 or number > 0, step)
                     part = MiniBatch(stage.algorithm, batch, rows, current, seed * stage.minibatches + number)
-                    prepared = part.prepare(self.balance, step)
+                    prepared = part.prepare(step)
                     for key in prepared.updates:
                         if stage.trains(key, stage_step):
-                            self.minimise(self.models[key], part, prepared, stage.source.temperature, step)
+                            self.minimise(self.models[key], part, prepared, step)
                             flops.append(trainable(self.models[key]).flops(prepared.rows))
         self.nonfinite.record(metrics)
         add_tflops(metrics, flops, time.perf_counter() - started, self.peak_tflops)
 
-    def minimise(
-        self, model: ColumnModel, part: MiniBatch, prepared: PreparedRows, temperature: float, step: StepContext
-    ) -> None:
+    def minimise(self, model: ColumnModel, part: MiniBatch, prepared: PreparedRows, step: StepContext) -> None:
         """One optimizer step of one model; one that is not finite stops the run, is skipped, or loses rows."""
 
         def update(dropped: list[int]) -> None:
             rows, dummy, updates = prepared
             if dropped:  # the numbers of `prepare` are in the metrics already
-                rows, dummy, updates = part.without(dropped).prepare(self.balance, replace(step, metrics=Metrics()))
+                rows, dummy, updates = part.without(dropped).prepare(replace(step, metrics=Metrics()))
                 model.context.hooks.on_retry(model)
-            trainable(model).update(rows, dummy, updates[model.key], temperature, step.metrics)
+            trainable(model).update(rows, dummy, updates[model.key], step.temperature, step.metrics)
 
         self.nonfinite.take(self.step, model.key, step.metrics, update)
 
@@ -255,13 +253,6 @@ class Trainer:
         for key, model in self.models.items():
             if model.optimizer_options is not None and (name := trainable(model).nonfinite_tensor()) is not None:
                 raise nonfinite_weight(self.step, key, name, self.checkpoints.latest())
-
-    def compute(
-        self, actor: ColumnModel, batch: TensorDict, rows: TensorDict, outputs: tuple[str, ...], temperature: float
-    ) -> dict[str, torch.Tensor]:
-        """What an actor computes of some rows of the batch, without gradients; see `ColumnModel.compute`."""
-        dummy = dummy_row(batch, rows)
-        return self.balance.columns(rows, lambda moved: actor.compute(moved, outputs, temperature, dummy))
 
     def refresh(self, stage: Stage, done: int, metrics: Metrics) -> None:
         """Publishes the weights that the next step samples with."""

@@ -191,7 +191,8 @@ class DryRun:
         with self._tracker.stage("reference"):
             with self._skip.creating(), init_without_loading():
                 model = reference.load()
-            self._trainer.compute(model, batch, batch, ("logprobs",), stage.source.temperature)
+            step = self._trainer.step_context(stage, batch, Metrics())
+            replace(step, models={reference.key: model}).compute(reference.key, batch, ("logprobs",))
         self._tracker.assign(self._term("other models", trains=False), model.own_tensors())
         del model
         gc.collect()  # the parts of a sharded model refer to each other
