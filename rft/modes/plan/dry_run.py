@@ -110,7 +110,7 @@ class DryRun:
             saves: a checkpoint is written after the first step.
         """
         trainer, tracker = self._trainer, self._tracker
-        names = {name: _stage_name(stage, name) for name in ("annotate", "update", "sync")}
+        names = {name: _stage_name(stage, name) for name in ("columns", "update", "publish")}
         short = replace(stage, minibatches=min(stage.minibatches, updates), epochs=1)
         with tracker.stage("begin"):
             trainer.begin(number, stage, None)
@@ -122,12 +122,12 @@ class DryRun:
                 batch = stage.source.next(metrics)
                 self._sampler.release()
                 tracker.assign("batch", _tensors(batch))
-                with tracker.stage(names["annotate"]):
+                with tracker.stage(names["columns"]):
                     step = trainer.compute_columns(stage, batch, metrics)
                 tracker.assign("batch", _tensors(batch))
                 with tracker.stage(names["update"]):
                     trainer.update(short, stage.steps, batch, step)
-                self._publish(names["sync"])
+                self._publish(names["publish"])
                 if saves and self._hooks.limit == 1:
                     self.save(number, stage)
         self._score()
