@@ -35,12 +35,8 @@ STAGES = {  # of mode=plan, for each phase
     Phase.CHECKPOINT: ("export", "save"),
     Phase.ROLLOUT: ("rollout",),
 }
-OF_STAGE = (
-    Phase.COLUMNS,
-    Phase.UPDATE,
-    Phase.PUBLISH,
-    Phase.CHECKPOINT,
-)  # phases that mode=plan counts together for a warm-up
+# Phases that mode=plan counts together for a warm-up.
+OF_STAGE = (Phase.COLUMNS, Phase.UPDATE, Phase.PUBLISH, Phase.CHECKPOINT)
 CURES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {  # keys to lower and keys to set, for a term of mode=plan
     "weights": ((), {"strategy.param_offload": "all"}),
     "gradients": ((), {"strategy.param_offload": "all"}),

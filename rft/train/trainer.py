@@ -293,7 +293,7 @@ class Trainer:
         """Logs the step, evaluates and saves where that is due; True where the stage, the `final` one or not, ends."""
         last = stage_step == stage.steps
         numbers = metrics.reduce(self.world.gather)
-        rows, stop = self.world.all_sum(torch.tensor([len(batch), int(self.stop.asked())])).tolist()
+        rows, stop = self.world.all_sum(torch.tensor([len(batch), int(self.stop.asked(self.step))])).tolist()
         stage.algorithm.update_controllers(numbers, rows)
         self.ledger.record(stage.name, stage.source, batch, self.nonfinite.dropped_units(POLICY, stage.epochs))
         texts = sampled_texts(batch, self.trajectories.rows) if self.step % self.trajectories.every == 0 or last else []
