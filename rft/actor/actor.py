@@ -237,8 +237,7 @@ class Actor(TrainableModel):
     ) -> None:
         """See `TrainableModel.update`."""
         total = torch.zeros((), device=self.world.device)
-
-        def run() -> None:
+        with self.context.hooks.on_update(self):
             for micro in self._micro_batches(batch, dummy):
                 total.add_(self._micro_step(micro, update, temperature, metrics))
                 del micro  # before another one is copied
@@ -246,8 +245,6 @@ class Actor(TrainableModel):
                 metrics.add(f"loss/{term.name}", 0.0, 1.0 / self.world.size)
             if not self._step(total, metrics):
                 raise NonFiniteError(self.key, self._suspects(batch, dummy, update, temperature), batch)
-
-        self.context.hooks.on_update(self, batch, run)
 
     def _micro_step(self, micro: MicroBatch, update: Update, temperature: float, metrics: Metrics) -> Tensor:
         """Forward and backward of one micro-batch; returns its loss."""

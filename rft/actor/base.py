@@ -6,6 +6,7 @@ your own is a class named by `_target_`; it takes `context` and its options as k
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -29,22 +30,18 @@ TRAINING_STATE = ("optimizer", "scheduler", "scale", "average")  # keys of the s
 
 
 class ModelHooks:
-    """Runs around the calls of the models of a run; a subclass overrides what it observes or replaces."""
+    """What a mode does at the calls of the models of a run; a subclass overrides what it observes or replaces."""
 
-    def on_compute(
-        self, model: "ColumnModel", batch: TensorDict, outputs: tuple[str, ...], compute: Callable
-    ) -> Columns:
-        """Around `ColumnModel.compute`.
+    def is_blank(self, model: "ColumnModel") -> bool:
+        """Whether `ColumnModel.blank` replaces what the model computes."""
+        return False
 
-        Args:
-            compute: computes the columns; takes no arguments.
-        """
-        columns: Columns = compute()
-        return columns
+    def on_columns(self, model: "ColumnModel", columns: Columns) -> None:
+        """After the model has computed columns."""
 
-    def on_update(self, model: "ColumnModel", batch: TensorDict, update: Callable[[], None]) -> None:
+    def on_update(self, model: "ColumnModel") -> AbstractContextManager[None]:
         """Around `TrainableModel.update`."""
-        update()
+        return nullcontext()
 
     def on_retry(self, model: "ColumnModel") -> None:
         """Before `TrainableModel.update` is called again without some of the rows of a call that was not finite."""
@@ -150,9 +147,12 @@ class ColumnModel(ABC):
             temperature: the divisor of the logits.
             dummy: a row for a rank that has fewer micro-batches than others; None where every rank has rows.
         """
-        return self.context.hooks.on_compute(
-            self, batch, outputs, lambda: self.compute_outputs(batch, outputs, temperature, dummy)
-        )
+        hooks = self.context.hooks
+        if hooks.is_blank(self):
+            return self.blank(batch, outputs)
+        columns = self.compute_outputs(batch, outputs, temperature, dummy)
+        hooks.on_columns(self, columns)
+        return columns
 
     @abstractmethod
     def compute_outputs(

@@ -7,9 +7,9 @@
    objectives that the trainer then minimises.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from tensordict import TensorDict
@@ -18,13 +18,20 @@ from torch import Tensor
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.mismatch import log_policy_mismatch
 from rft.algorithm.objective import Update
-from rft.algorithm.registries import AllRows, AllSum
 from rft.algorithm.roles import POLICY, ROLES
 from rft.batch.balance import Balance
 from rft.batch.collate import dummy_row
+from rft.distributed import World
 from rft.metrics import Metrics
 
-Compute = Callable[[str, TensorDict, tuple[str, ...]], dict[str, Tensor]]
+
+class ComputesColumns(Protocol):
+    """What a step needs of a model."""
+
+    def compute(
+        self, batch: TensorDict, outputs: tuple[str, ...], temperature: float, dummy: TensorDict | None = None
+    ) -> dict[str, Tensor]:
+        """See `rft.actor.base.ColumnModel.compute`."""
 
 
 @dataclass(frozen=True)
@@ -32,21 +39,36 @@ class StepContext:
     """What the trainer supplies for one step.
 
     Attributes:
-        compute: from the key of a model, rows of the batch and the names of outputs to columns, (B, T) or (B, T, K)
-            each, without gradients. A collective.
-        all_sum: sums a tensor over all ranks.
-        all_rows: an object of every rank, in a list.
+        models: the policy and the models beside it, by their keys.
+        balance: moves rows to the ranks that compute them.
+        world: all processes.
+        batch: this rank's rows of the step.
+        temperature: the divisor of the logits.
         metrics: receives numbers.
         updates: optimizer steps on the batch.
         seed: of the step.
     """
 
-    compute: Compute
-    all_sum: AllSum
-    all_rows: AllRows
+    models: Mapping[str, ComputesColumns]
+    balance: Balance
+    world: World
+    batch: TensorDict
+    temperature: float
     metrics: Metrics
     updates: int
     seed: int
+
+    def compute(self, key: str, rows: TensorDict, outputs: tuple[str, ...]) -> dict[str, Tensor]:
+        """What a model computes of rows of the batch, (B, T) or (B, T, K) each, without gradients. A collective.
+
+        Args:
+            key: of the model.
+            rows: this rank's.
+            outputs: see `rft.actor.base.ColumnModel.compute`.
+        """
+        moved = self.balance.move(rows)
+        columns = self.models[key].compute(moved.rows, outputs, self.temperature, dummy_row(self.batch, rows))
+        return self.balance.restore(columns, rows, moved)
 
 
 def prepare_batch(algorithm: Algorithm, batch: TensorDict, step: StepContext) -> None:
@@ -66,12 +88,12 @@ def prepare_batch(algorithm: Algorithm, batch: TensorDict, step: StepContext) ->
             outputs = step.compute(role.key, batch, tuple(columns.values()))
             for column, output in columns.items():
                 batch[column] = outputs[output]
-    algorithm.estimate_advantages(batch, step.all_sum, step.metrics)
+    algorithm.estimate_advantages(batch, step.world.all_sum, step.metrics)
 
 
 def select_rows(algorithm: Algorithm, batch: TensorDict, step: StepContext) -> TensorDict:
     """The rows of this rank that train; a row that trains twice is there twice."""
-    return algorithm.select_rows(batch, step.all_rows, step.seed)
+    return algorithm.select_rows(batch, step.world.gather, step.seed)
 
 
 def current_columns(algorithm: Algorithm, rows: TensorDict, moved: bool, step: StepContext) -> dict[str, Tensor]:
@@ -103,7 +125,7 @@ def prepare_mini_batch(
     compare = sampled and "logprobs" not in algorithm.old_columns(step.updates)
     if compare and "logprobs" in current:  # before anything is rejected
         log_policy_mismatch(step.metrics, current["logprobs"], rows)
-    algorithm.prepare(current, rows, step.all_sum, seed, step.metrics)
+    algorithm.prepare(current, rows, step.world.all_sum, seed, step.metrics)
     late = compare and "logprobs" not in current
     policy = Update(algorithm.policy, ("entropy",) if sampled else (), late)
     return {POLICY: policy, **{key: Update(objective) for key, objective in algorithm.learners.items()}}
@@ -140,11 +162,11 @@ class MiniBatch:
     current: dict[str, Tensor]
     seed: int
 
-    def prepare(self, balance: Balance, step: StepContext) -> PreparedRows:
+    def prepare(self, step: StepContext) -> PreparedRows:
         """Prepares a copy of the rows and moves them to the ranks that train them. A collective."""
         rows = self.rows.clone(recurse=False)
         updates = prepare_mini_batch(self.algorithm, rows, self.current, self.seed, step)
-        return PreparedRows(balance.rows(rows, step.metrics), dummy_row(self.batch, rows), updates)
+        return PreparedRows(step.balance.rows(rows, step.metrics), dummy_row(self.batch, rows), updates)
 
     def without(self, units: list[int]) -> "MiniBatch":
         """The mini-batch without the rows of some units; all ranks leave out the same units."""

@@ -135,6 +135,18 @@ def send(world: World, batch: TensorDict, ranks: Tensor) -> TensorDict:
     return restore_padding(world.exchange([drop_padding(batch[ranks == rank]) for rank in range(world.size)]))
 
 
+class MovedRows(NamedTuple):
+    """Rows on the rank that computes them.
+
+    Attributes:
+        rows: that this rank computes.
+        home: the rank of each, (B,), where `Balance.restore` returns what is computed; None if no row has moved.
+    """
+
+    rows: TensorDict
+    home: Tensor | None
+
+
 class Balance:
     """Gives every rank the same predicted work.
 
@@ -171,25 +183,40 @@ class Balance:
         moved = send(self._world, batch, ranks)
         return moved[moved["unit"].argsort(stable=True)]
 
-    def columns(self, batch: TensorDict, compute: Callable[[TensorDict], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """What `compute` returns for this rank's rows, (B, T) or (B, T, K), on balanced ranks. A collective."""
-        ranks, _, _ = self._plan(batch)
+    def move(self, batch: TensorDict) -> MovedRows:
+        """The rows whose columns this rank computes, so that all ranks have the same work. A collective.
+
+        Args:
+            batch: this rank's rows.
+        """
+        ranks = self._plan(batch)[0] if self._moves else None
         if ranks is None:
-            return compute(batch)
+            return MovedRows(batch, None)
         outgoing = batch.exclude("fields")
         outgoing["home"] = torch.full_like(ranks, self._world.rank)
         outgoing["place"] = torch.arange(len(batch))
         moved = send(self._world, outgoing, ranks)
-        results = moved.select("tokens", "place")
-        for name, column in (found := compute(moved)).items():
+        return MovedRows(moved, moved["home"])
+
+    def restore(self, columns: dict[str, Tensor], batch: TensorDict, moved: MovedRows) -> dict[str, Tensor]:
+        """Columns of this rank's rows, (B, T) or (B, T, K), from where they were computed. A collective.
+
+        Args:
+            columns: of the rows that `move` returned.
+            batch: the rows that it was given.
+        """
+        if moved.home is None:
+            return columns
+        results = moved.rows.select("tokens", "place")
+        for name, column in columns.items():
             results[name] = column
-        back = send(self._world, results, moved["home"])
+        back = send(self._world, results, moved.home)
         back = back[back["place"].argsort()]
         width = batch["loss_mask"].shape[1]
-        columns = {name: column.new_zeros(len(batch), width, *column.shape[2:]) for name, column in found.items()}
-        for name, column in columns.items():
+        local = {name: column.new_zeros(len(batch), width, *column.shape[2:]) for name, column in columns.items()}
+        for name, column in local.items():
             column[:, : back[name].shape[1]] = back[name]
-        return columns
+        return local
 
     def _plan(self, batch: TensorDict) -> tuple[Tensor | None, list[float], list[float]]:
         """The rank of each row, (B,), or None if no row moves, and the work of every rank before and after."""

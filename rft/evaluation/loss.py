@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from rft.actor.base import ColumnModel, Columns
+from rft.actor.base import ColumnModel
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.roles import POLICY
 from rft.algorithm.step import StepContext, current_columns, prepare_batch, prepare_mini_batch
 from rft.algorithm.trajectories import trajectories_of
+from rft.batch.balance import Balance
+from rft.batch.columns import lengths
 from rft.data.base import GivenTexts, SourceContext
 from rft.data.rows.lazy import Rows
 from rft.distributed import SINGLE_PROCESS
@@ -64,15 +66,12 @@ class LossEvaluator(Evaluator):
     def _measure(self, batch: TensorDict) -> dict[str, float]:
         """The metrics of one set. A collective."""
         world, algorithm, temperature = self._context.world, self._algorithm, self._source.source.temperature
-
-        def compute(key: str, rows: TensorDict, outputs: tuple[str, ...]) -> Columns:
-            return self._models[key].compute(rows, outputs, temperature)
-
-        step = StepContext(compute, world.all_sum, world.gather, Metrics(), 1, self._seed)
+        balance = Balance(world, lengths, "unit", moves=False)
+        step = StepContext(self._models, balance, world, batch, temperature, Metrics(), 1, self._seed)
         prepare_batch(algorithm, batch, step)
         current = current_columns(algorithm, batch, False, step)
         update = prepare_mini_batch(algorithm, batch, current, self._seed, step)[POLICY]
-        outputs = compute(POLICY, batch, update.outputs)
+        outputs = step.compute(POLICY, batch, update.outputs)
         if "logprobs" in outputs and "old_logprobs" not in batch.keys():
             batch["old_logprobs"] = outputs["logprobs"]
         loss, _, statistics = update.objective(outputs, batch, trajectories_of(batch))

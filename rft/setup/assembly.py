@@ -1,6 +1,7 @@
 """Builds the objects of a run from the resolved config: cheap checks first, models last."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +25,6 @@ from rft.data.encode.media.folder import store_media
 from rft.distributed import SINGLE_PROCESS, World, raise_peer_failure
 from rft.errors import surviving
 from rft.evaluation.base import metric_value
-from rft.evaluation.canary import CanaryProbe
 from rft.logger.log import RunLog, SilentLog
 from rft.logger.redact import public_config
 from rft.registry import Target
@@ -49,6 +49,25 @@ from rft.train.stage import Stage
 from rft.train.stop import StopRequest
 from rft.train.trainer import Trainer
 from rft.train.unsaved import UnsavedMemory
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a mode changes in the objects of a run.
+
+    Attributes:
+        scoring: replaces that of the reward; None for that of the reward.
+        faults: the folder for the rows of an update that is not finite; None for that of the run.
+        last_step: the run stops after it; None where the config alone decides.
+        evaluates: the held-out sets are evaluated.
+        probes: the canary tasks are answered.
+    """
+
+    scoring: Callable[[], Scoring] | None = None
+    faults: Path | None = None
+    last_step: int | None = None
+    evaluates: bool = True
+    probes: bool = True
 
 
 class Job(Components):
@@ -79,8 +98,8 @@ class Job(Components):
         optimizers = [model.options["optimizer"] for model in models if model.factory.has_weights]
         decays = any(optimizer is not None and optimizer.decays for optimizer in optimizers)
         unread = frozenset({*unread_keys(self.parts), *(() if decays else STEPS)})
-        wanted = Path(self.run.output_dir + suffix)
-        return RunCommand(wanted, public_config(self.config), self.run.step_count(), unread)
+        folder = Path(self.run.output_dir + suffix)
+        return RunCommand(folder, public_config(self.config), self.run.step_count(), unread)
 
     def train_in(
         self, chosen: RunFolder, world: World, loaded: Datasets, make_plan: MakePlan, watchdog: Watchdog
@@ -256,32 +275,30 @@ class Job(Components):
         loaded: Datasets,
         folder: Path,
         log: RunLog,
-        scoring: Callable[[], Scoring] | None = None,
         chosen: RunFolder | None = None,
+        changes: Changes | None = None,
     ) -> tuple[Trainer, list[Stage]]:
         """Builds the models, the sampler, the sources and the trainer.
 
         Args:
             folder, log: of the run.
-            scoring: replaces that of the reward.
             chosen: the folder of the run; None where no run is continued.
+            changes: of the mode; None for no changes.
         """
-        run, reads = self.run, self.algorithm.reads()
-        context = self.model_context(world, loaded)
+        run, reads, context = self.run, self.algorithm.reads(), self.model_context(world, loaded)
+        changes = changes or Changes()
 
         def model(target: Target) -> ColumnModel:
             made: ColumnModel = target.build(context=context.of(target.key))
             return made
 
-        policy = trainable(model(self.actor))
-        helpers: dict[str, ColumnModel] = {}
+        policy, helpers = trainable(model(self.actor)), dict[str, ColumnModel]()
         for role in ROLES:
             if role.writes(reads):
                 copied = self.starts_as_policy(role)
                 if role is REFERENCE and self.precompute:
                     load = (lambda: policy) if copied else partial(model, self.helpers[role.key])
-                    file = folder / REF_LOGPROBS
-                    helpers[role.key] = PrecomputedReference(context.of(role.key), load, copied, file)
+                    helpers[role.key] = PrecomputedReference(context.of(role.key), load, copied, folder / REF_LOGPROBS)
                 else:
                     shared = policy.frozen_copy(role.key) if copied and role.loss is None else None
                     helpers[role.key] = shared or model(self.helpers[role.key])
@@ -304,7 +321,7 @@ class Job(Components):
                 answerer=answerer,
                 group_size=run.algorithm.group_size,
                 sampling=run.rollout,
-                scoring=scoring or self.reward.begin,
+                scoring=changes.scoring or self.reward.begin,
                 logprobs=logprobs,
             )
             made: Source = target.build(context=context)
@@ -346,20 +363,21 @@ class Job(Components):
         )
         models = {POLICY: policy, **helpers}
         evaluator = self.evaluator(world, models, sampler, loaded.encoder, loaded.held_out)
+        canary = self.canary_probe(world, sampler, loaded.encoder, loaded.canary)
         trainer = Trainer(
             world=world,
             models=models,
             balance=Balance(world, policy.work, policy.balance_unit, run.batch.balance),
             copies=[helpers[role.key] for role in ROLES if role.key in helpers and self.starts_as_policy(role)],
             sampler=sampler,
-            evaluator=evaluator if loaded.held_out else None,
-            canary=self.canary_probe(world, loaded, sampler),
+            evaluator=evaluator if loaded.held_out and changes.evaluates else None,
+            canary=canary if loaded.canary and changes.probes else None,
             evaluate_at_start=run.eval.at_start,
             watched=self.metric,
             log=log,
             checkpoints=Checkpoints(folder, run.checkpoint, world, self.metric, log.warning, chosen),
-            stop=StopRequest(run.max_time, world.rank, raise_peer_failure),
-            nonfinite=NonFinitePolicy(run.faults, folder, world, log),
+            stop=StopRequest(run.max_time, world.rank, raise_peer_failure, changes.last_step),
+            nonfinite=NonFinitePolicy(run.faults, changes.faults or folder, world, log),
             trajectories=run.trajectories,
             profiler=Profiler(run.profile.steps, folder, world, log),
             unsaved=UnsavedMemory(self.without_state()),
@@ -370,21 +388,6 @@ class Job(Components):
             seed=run.seed,
         )
         return trainer, stages
-
-    def canary_probe(self, world: World, loaded: Datasets, sampler: Sampler) -> CanaryProbe | None:
-        """What answers the canary tasks; None if there are none."""
-        if not loaded.canary:
-            return None
-        return CanaryProbe(
-            world=world,
-            encoder=loaded.encoder,
-            sampler=sampler,
-            reward=self.reward,
-            rows=loaded.canary,
-            options=self.reward.canary,
-            sampling=self.run.rollout,
-            seed=self.run.seed,
-        )
 
     def model_context(self, world: World, loaded: Datasets) -> ModelContext:
         """What every model of the run shares, with the key of the policy. A mode may override it to add hooks."""

@@ -20,6 +20,7 @@ from rft.data.rows.sources import FileRows, refuse_agents
 from rft.distributed import SINGLE_PROCESS, World, device_kind
 from rft.errors import Checks, Problems
 from rft.evaluation.base import EvaluationContext, Evaluator
+from rft.evaluation.canary import CanaryProbe
 from rft.evaluation.generation import GenerationEvaluator, GenerationOptions
 from rft.evaluation.loss import LossEvaluator
 from rft.evaluation.preference import ScoreEvaluator
@@ -319,6 +320,19 @@ class Components:
             functions |= self.warmup_algorithm.functions()
         schedules = {f"the schedule {type(schedule).__name__}": schedule for schedule in self.schedules}
         return functions | schedules | {f"reward.terms.{name}": term for name, term in self.reward.terms.items()}
+
+    def canary_probe(self, world: World, sampler: Sampler, encoder: Encoder, tasks: Rows) -> CanaryProbe:
+        """What answers the canary tasks."""
+        return CanaryProbe(
+            world=world,
+            encoder=encoder,
+            sampler=sampler,
+            reward=self.reward,
+            rows=tasks,
+            options=self.reward.canary,
+            sampling=self.run.rollout,
+            seed=self.run.seed,
+        )
 
     def evaluator(
         self,

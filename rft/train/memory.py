@@ -4,48 +4,39 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import reduce
-from traceback import walk_tb
 from typing import Any, NamedTuple
 
 import torch
 
 from rft.errors import same_command
 from rft.strategy.base import HOST
+from rft.train.stage import Phase
 from rft.train.trainer import Trainer
 
 GIB = 2**30
 QUOTE = '"'  # around a text in JSON, which yaml needs not
 ALLOCATOR = ("DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED")  # in the text of a RuntimeError
-PHASES = {  # the methods of the trainer whose work is a phase; the rest of `Trainer.fit` samples and scores
-    Trainer.begin.__code__: "start of a stage",
-    Trainer.compute_columns.__code__: "annotate",
-    Trainer.update.__code__: "update",
-    Trainer.check_weights.__code__: "update",
-    Trainer.publish.__code__: "refresh",
-    Trainer.evaluate.__code__: "evaluation",
-    Trainer.probe.__code__: "evaluation",
-    Trainer.save.__code__: "checkpoint",
-}
 TOKENS = "actor.micro_batch_tokens"
 ROWS = ("rollout.engine.max_rows", "rollout.engine_args.gpu_memory_utilization")
 LOWER = {  # keys whose lower value takes less memory in a phase, where the config has them
-    "rollout": ROWS,
-    "annotate": (TOKENS,),
-    "update": (TOKENS,),
-    "refresh": ROWS[1:],
-    "evaluation": (*ROWS, TOKENS),
+    Phase.ROLLOUT: ROWS,
+    Phase.COLUMNS: (TOKENS,),
+    Phase.UPDATE: (TOKENS,),
+    Phase.PUBLISH: ROWS[1:],
+    Phase.EVALUATION: (*ROWS, TOKENS),
 }
 FULL = {"strategy.activation_checkpointing": "full"}
 STAGES = {  # of mode=plan, for each phase
-    "start of a stage": ("load", "begin"),
-    "annotate": ("annotate",),
-    "update": ("update",),
-    "refresh": ("sync",),
-    "evaluation": ("evaluate",),
-    "checkpoint": ("export", "save"),
-    "rollout": ("rollout",),
+    Phase.BEGIN: ("load", "begin"),
+    Phase.COLUMNS: ("columns",),
+    Phase.UPDATE: ("update",),
+    Phase.PUBLISH: ("publish",),
+    Phase.EVALUATION: ("evaluate",),
+    Phase.CHECKPOINT: ("export", "save"),
+    Phase.ROLLOUT: ("rollout",),
 }
-OF_STAGE = ("annotate", "update", "refresh", "checkpoint")  # phases that mode=plan counts together for a warm-up
+# Phases that mode=plan counts together for a warm-up.
+OF_STAGE = (Phase.COLUMNS, Phase.UPDATE, Phase.PUBLISH, Phase.CHECKPOINT)
 CURES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {  # keys to lower and keys to set, for a term of mode=plan
     "weights": ((), {"strategy.param_offload": "all"}),
     "gradients": ((), {"strategy.param_offload": "all"}),
@@ -89,7 +80,7 @@ def explain_out_of_memory(trainer: Trainer, config: Mapping[str, Any], make_plan
     """A failed allocation in the block becomes a ValueError that names the phase, its largest term, and the keys.
 
     Args:
-        trainer: its methods are the phases.
+        trainer: its phase is the one in which the allocation has failed.
         config: the resolved config.
         make_plan: plans the memory of the run; None for a run that cannot be planned.
     """
@@ -99,17 +90,17 @@ def explain_out_of_memory(trainer: Trainer, config: Mapping[str, Any], make_plan
         errors = chain(error)
         if not any(map(is_out_of_memory, errors)):
             raise
-        phase, plan = phase_of(errors), make_plan(config, trainer.world.size)
+        phase, plan = trainer.phase, make_plan(config, trainer.world.size)
         on_cpu = trainer.world.device.type == "cpu"
         counted = (False, True) if on_cpu else (not any(map(_is_of_device, errors)),)
-        largest = None if plan is None else largest_term(plan, phase, stage_of(errors), counted)
+        largest = None if plan is None else largest_term(plan, phase, trainer.stage, counted)
         raise ValueError(
             f"rank {trainer.world.rank} is out of memory in the phase {phase} of step {trainer.step} "
             f"({str(error).splitlines()[0]}). {advice(phase, config, largest, on_cpu)}"
         ) from error
 
 
-def largest_term(plan: Memory, phase: str, stage: str, on_host: tuple[bool, ...]) -> Largest | None:
+def largest_term(plan: Memory, phase: Phase, stage: str, on_host: tuple[bool, ...]) -> Largest | None:
     """The largest term of a phase; None where the plan has no such phase.
 
     Args:
@@ -129,7 +120,7 @@ def largest_term(plan: Memory, phase: str, stage: str, on_host: tuple[bool, ...]
     return Largest(term, terms[term], sum(terms.values()))
 
 
-def advice(phase: str, config: Mapping[str, Any], largest: Largest | None, on_cpu: bool) -> str:
+def advice(phase: Phase, config: Mapping[str, Any], largest: Largest | None, on_cpu: bool) -> str:
     """What lowers the memory of a phase, and the term that is to be lowered.
 
     Args:
@@ -137,7 +128,7 @@ def advice(phase: str, config: Mapping[str, Any], largest: Largest | None, on_cp
         largest: the largest term of the phase; None if it is not known.
         on_cpu: the run computes on the CPU, where an offload moves nothing.
     """
-    lower, change, sentence = LOWER.get(phase, ()), FULL if phase == "update" else {}, ""
+    lower, change, sentence = LOWER.get(phase, ()), FULL if phase is Phase.UPDATE else {}, ""
     if largest is not None:
         lower, change = CURES.get(largest.term, ((), {}))
         change = {key: value for key, value in change.items() if not (on_cpu and key.endswith("_offload"))}
@@ -182,19 +173,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 def _is_of_device(error: BaseException) -> bool:
     """Whether an allocation on a GPU has failed."""
     return isinstance(error, torch.OutOfMemoryError) or ALLOCATOR[1] in str(error)
-
-
-def stage_of(errors: list[BaseException]) -> str:
-    """The name of the stage of the run in which the errors were raised."""
-    frames = [frame for error in errors for frame, _ in walk_tb(error.__traceback__)]
-    stages = [frame.f_locals["stage"] for frame in frames if frame.f_code is Trainer.fit.__code__]
-    return stages[0].name if stages else ""
-
-
-def phase_of(errors: list[BaseException]) -> str:
-    """The phase in which the errors were raised."""
-    codes = [frame.f_code for error in errors for frame, _ in walk_tb(error.__traceback__)]
-    return next((PHASES[code] for code in codes if code in PHASES), "rollout")
 
 
 def _below(node: Any, name: str) -> Any:

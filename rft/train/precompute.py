@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rft.actor.base import ColumnModel
 from rft.actor.precomputed import PrecomputedReference, row_keys
+from rft.algorithm.step import StepContext
 from rft.metrics import Metrics
 from rft.train.stage import Stage
 
@@ -20,7 +21,7 @@ def precompute_columns(
     stage: Stage,
     done: int | None,
     held_out: Iterable[TensorDict],
-    compute: Callable[..., dict[str, Tensor]],
+    step_context: Callable[[Stage, TensorDict, Metrics], StepContext],
     say: Callable[[str], None],
 ) -> None:
     """Computes the column of a precomputed model for every row that a stage is going to draw, and for every held-out
@@ -33,7 +34,7 @@ def precompute_columns(
         model: nothing is done unless it is precomputed and the algorithm reads its column.
         done: steps of the stage that are done, or None before the run begins.
         held_out: this rank's batches of held-out texts.
-        compute: `Trainer.compute`.
+        step_context: `Trainer.step_context`.
         say: prints a message for the user.
 
     Raises:
@@ -57,7 +58,7 @@ def precompute_columns(
         stage.algorithm.build_loss_mask(batch)
         new = batch[torch.tensor([key not in known for key in row_keys(batch)])]
         if any(gather(len(new) > 0)):
-            found = compute(model, batch, new, ("logprobs",), stage.source.temperature)["logprobs"]
+            found = step_context(stage, batch, Metrics()).compute(model.key, new, ("logprobs",))["logprobs"]
             local_rows = {key: row[keep] for key, row, keep in zip(row_keys(new), found, new["loss_mask"], strict=True)}
             for rank_rows in gather(local_rows):
                 known |= rank_rows

@@ -1,7 +1,8 @@
-"""A part of a run: where its batches come from, what is done with them, and for how long."""
+"""A part of a run: where its batches come from, what is done with them, for how long, and in which phases."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from rft.actor.base import ColumnModel
@@ -12,6 +13,18 @@ from rft.evaluation.base import measured
 from rft.logger.history import rank_key
 from rft.stateful import Stateful
 from rft.train.schedules import Schedule
+
+
+class Phase(StrEnum):
+    """What the trainer does at a time; a message about an error names it."""
+
+    BEGIN = "start of a stage"
+    ROLLOUT = "rollout"
+    COLUMNS = "columns"
+    UPDATE = "update"
+    PUBLISH = "publish"
+    EVALUATION = "evaluation"
+    CHECKPOINT = "checkpoint"
 
 
 @dataclass

@@ -47,23 +47,29 @@ class StopRequest:
         max_time: the longest time since the program was loaded, see `seconds_of`; None for no limit.
         rank: rank 0 prints what happens next.
         raise_peer_failure: called at SIGTERM, which torchrun sends when another rank has failed.
+        last: the number of the step after which the run stops; None for no such step.
     """
 
-    def __init__(self, max_time: str | None, rank: int, raise_peer_failure: Callable[[], None]) -> None:
+    def __init__(
+        self, max_time: str | None, rank: int, raise_peer_failure: Callable[[], None], last: int | None = None
+    ) -> None:
         self._limit = None if max_time is None else seconds_of(max_time)
         self._max_time = max_time
         self._rank = rank
         self._raise_peer_failure = raise_peer_failure
+        self._last = last
         self._signal: signal.Signals | None = None
         self._printed = False
 
-    def asked(self) -> bool:
-        """Whether this process has to stop after its step."""
+    def asked(self, step: int) -> bool:
+        """Whether this process has to stop after this step."""
+        if self._last is not None and step >= self._last:
+            return True
         return self._signal is not None or (self._limit is not None and time.monotonic() - STARTED >= self._limit)
 
     def stopped(self, step: int) -> Stopped:
         """The exception that ends the run after this step, on every rank if one rank has to stop."""
-        own = f"max_time={self._max_time}" if self.asked() else "a signal to another rank"
+        own = f"max_time={self._max_time}" if self.asked(step) else "a signal to another rank"
         cause = own if self._signal is None else self._signal.name
         return Stopped(f"stopped by {cause} after step {step}, with a checkpoint; the same command continues the run")
 

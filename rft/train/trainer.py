@@ -1,4 +1,4 @@
-"""The one loop: next batch, annotate, update, refresh, finish. It knows no algorithm, no engine and no modality."""
+"""The one loop: next batch, columns, update, publish, finish. It knows no algorithm, no engine and no modality."""
 
 import time
 from dataclasses import replace
@@ -15,7 +15,7 @@ from rft.algorithm.mismatch import WORST
 from rft.algorithm.roles import POLICY
 from rft.algorithm.step import MiniBatch, PreparedRows, StepContext, current_columns, prepare_batch, select_rows
 from rft.batch.balance import Balance
-from rft.batch.collate import dummy_row, mini_batches
+from rft.batch.collate import mini_batches
 from rft.batch.columns import lengths
 from rft.batch.scores import count_unscored, is_scored
 from rft.data.fingerprint import warn_of_changed_rows
@@ -36,7 +36,7 @@ from rft.train.engine_gap import GAP, gap_warning
 from rft.train.ledger import Ledger
 from rft.train.precompute import precompute_columns
 from rft.train.profiler import Profiler
-from rft.train.stage import Stage
+from rft.train.stage import Phase, Stage
 from rft.train.stop import StopRequest
 from rft.train.trajectories import Trajectories, sampled_texts
 from rft.train.unsaved import UnsavedMemory
@@ -118,6 +118,8 @@ class Trainer:
         self.rows = rows
         self.seed = seed
         self.ledger = Ledger(world)
+        self.stage = ""  # name of the stage that has begun last
+        self.phase = Phase.ROLLOUT  # the one that has begun last
         self.step = 0  # steps done
         self.evaluated = -1  # the step after which the last evaluation ran
         self.numbers: dict[str, float] = {}
@@ -158,6 +160,7 @@ class Trainer:
                     self.step += 1
                     with self.profiler.step(self.step), at_step(self.step):
                         metrics, started = Metrics(), time.perf_counter()
+                        self.phase = Phase.ROLLOUT
                         batch = stage.source.next(metrics)
                         self.sampler.release()
                         step = self.compute_columns(stage, batch, metrics)
@@ -165,7 +168,10 @@ class Trainer:
                         self.check_weights()
                         stage.after_step(stage_step, self.models)
                         if stage.source.samples():
-                            self.refresh(stage, stage_step, metrics)
+                            with metrics.timer("refresh"):
+                                self.publish(stage, stage_step)
+                            for name, value in self.sampler.health().items():
+                                metrics.largest(f"engine/{name}", value)
                         self.describe(batch, metrics, time.perf_counter() - started)
                     if self.finish(number, stage, stage_step, batch, metrics, stage is stages[-1]):
                         break
@@ -173,6 +179,7 @@ class Trainer:
 
     def begin(self, number: int, stage: Stage, saved: SavedState | None) -> int:
         """Prepares the actors for a stage and returns how many of its steps are done already."""
+        self.stage, self.phase = stage.name, Phase.BEGIN
         within = saved is not None and saved["stage"] == number
         if saved is not None and not within:
             self.load_models(saved, TRAINING_STATE)
@@ -199,25 +206,26 @@ class Trainer:
 
     def precompute(self, stage: Stage, done: int | None) -> None:
         """Computes the columns of models that are frozen and precomputed; see `precompute_columns`."""
+        self.phase = Phase.COLUMNS
         for model in self.models.values():
             held_out = self.evaluator.batches() if self.evaluator is not None else ()
-            precompute_columns(model, stage, done, held_out, self.compute, self.log.message)
+            precompute_columns(model, stage, done, held_out, self.step_context, self.log.message)
 
     def compute_columns(self, stage: Stage, batch: TensorDict, metrics: Metrics) -> StepContext:
         """Adds the columns that the algorithm needs before the update; see `rft.algorithm.step`."""
-
-        def compute(key: str, rows: TensorDict, outputs: tuple[str, ...]) -> dict[str, torch.Tensor]:
-            return self.compute(self.models[key], batch, rows, outputs, stage.source.temperature)
-
-        updates, seed = stage.minibatches * stage.epochs, self.seed + self.step
-        step = StepContext(compute, self.world.all_sum, self.world.gather, metrics, updates, seed)
+        self.phase, step = Phase.COLUMNS, self.step_context(stage, batch, metrics)
         with metrics.timer("annotate"):
             prepare_batch(stage.algorithm, batch, step)
         return step
 
+    def step_context(self, stage: Stage, batch: TensorDict, metrics: Metrics) -> StepContext:
+        """What the step of a stage on these rows computes with."""
+        updates, seed, temperature = stage.minibatches * stage.epochs, self.seed + self.step, stage.source.temperature
+        return StepContext(self.models, self.balance, self.world, batch, temperature, metrics, updates, seed)
+
     def update(self, stage: Stage, stage_step: int, batch: TensorDict, step: StepContext) -> None:
         """Trains on every mini-batch of every epoch. Mini-batches are cut from one permutation over all ranks."""
-        metrics, flops = step.metrics, list[float | None]()
+        self.phase, metrics, flops = Phase.UPDATE, step.metrics, list[float | None]()
         chosen_rows = select_rows(stage.algorithm, batch, step)
         units = torch.tensor([unit for rank_units in self.world.gather(batch["unit"].tolist()) for unit in rank_units])
         started = time.perf_counter()
@@ -228,25 +236,23 @@ class Trainer:
                     rows = chosen_rows[torch.isin(chosen_rows["unit"], chosen)]
                     current = current_columns(stage.algorithm, rows, epoch > 0 or number > 0, step)
                     part = MiniBatch(stage.algorithm, batch, rows, current, seed * stage.minibatches + number)
-                    prepared = part.prepare(self.balance, step)
+                    prepared = part.prepare(step)
                     for key in prepared.updates:
                         if stage.trains(key, stage_step):
-                            self.minimise(self.models[key], part, prepared, stage.source.temperature, step)
+                            self.minimise(self.models[key], part, prepared, step)
                             flops.append(trainable(self.models[key]).flops(prepared.rows))
         self.nonfinite.record(metrics)
         add_tflops(metrics, flops, time.perf_counter() - started, self.peak_tflops)
 
-    def minimise(
-        self, model: ColumnModel, part: MiniBatch, prepared: PreparedRows, temperature: float, step: StepContext
-    ) -> None:
+    def minimise(self, model: ColumnModel, part: MiniBatch, prepared: PreparedRows, step: StepContext) -> None:
         """One optimizer step of one model; one that is not finite stops the run, is skipped, or loses rows."""
 
         def update(dropped: list[int]) -> None:
             rows, dummy, updates = prepared
             if dropped:  # the numbers of `prepare` are in the metrics already
-                rows, dummy, updates = part.without(dropped).prepare(self.balance, replace(step, metrics=Metrics()))
+                rows, dummy, updates = part.without(dropped).prepare(replace(step, metrics=Metrics()))
                 model.context.hooks.on_retry(model)
-            trainable(model).update(rows, dummy, updates[model.key], temperature, step.metrics)
+            trainable(model).update(rows, dummy, updates[model.key], step.temperature, step.metrics)
 
         self.nonfinite.take(self.step, model.key, step.metrics, update)
 
@@ -256,23 +262,9 @@ class Trainer:
             if model.optimizer_options is not None and (name := trainable(model).nonfinite_tensor()) is not None:
                 raise nonfinite_weight(self.step, key, name, self.checkpoints.latest())
 
-    def compute(
-        self, actor: ColumnModel, batch: TensorDict, rows: TensorDict, outputs: tuple[str, ...], temperature: float
-    ) -> dict[str, torch.Tensor]:
-        """What an actor computes of some rows of the batch, without gradients; see `ColumnModel.compute`."""
-        dummy = dummy_row(batch, rows)
-        return self.balance.columns(rows, lambda moved: actor.compute(moved, outputs, temperature, dummy))
-
-    def refresh(self, stage: Stage, done: int, metrics: Metrics) -> None:
-        """Publishes the weights that the next step samples with."""
-        with metrics.timer("refresh"):
-            self.publish(stage, done)
-        for name, number in self.sampler.health().items():
-            metrics.largest(f"engine/{name}", number)
-
     def publish(self, stage: Stage, done: int) -> None:
         """Publishes the weights that a stage samples with; the version of the policy is the number of the step."""
-        key = stage.sampler
+        self.phase, key = Phase.PUBLISH, stage.sampler
         version = self.step if key == POLICY else self.step - stage.weights_age(key, done)
         self.sampler.publish(version, self.models[key].weights(self.sampler.gather_options), key)
 
@@ -301,7 +293,7 @@ class Trainer:
         """Logs the step, evaluates and saves where that is due; True where the stage, the `final` one or not, ends."""
         last = stage_step == stage.steps
         numbers = metrics.reduce(self.world.gather)
-        rows, stop = self.world.all_sum(torch.tensor([len(batch), int(self.stop.asked())])).tolist()
+        rows, stop = self.world.all_sum(torch.tensor([len(batch), int(self.stop.asked(self.step))])).tolist()
         stage.algorithm.update_controllers(numbers, rows)
         self.ledger.record(stage.name, stage.source, batch, self.nonfinite.dropped_units(POLICY, stage.epochs))
         texts = sampled_texts(batch, self.trajectories.rows) if self.step % self.trajectories.every == 0 or last else []
@@ -333,7 +325,7 @@ class Trainer:
         """Numbers of all held-out sets; their answers are added to the texts."""
         if self.evaluator is None:
             return {}
-        started = time.perf_counter()
+        self.phase, started = Phase.EVALUATION, time.perf_counter()
         if self.evaluator.samples:
             self.sampler.publish(self.step, self.policy.weights(self.sampler.gather_options), POLICY)
         with at_step(self.step):
@@ -347,6 +339,7 @@ class Trainer:
         """Answers the canary tasks if that is due, adds to the numbers and texts, and says why the run must stop."""
         if self.canary is None or not stage.source.samples() or not self.canary.due(self.step):
             return ""
+        self.phase = Phase.EVALUATION
         self.sampler.publish(self.step, self.policy.weights(self.sampler.gather_options), POLICY)
         with at_step(self.step):
             result = self.canary.run(self.step, self.log.progress)
@@ -364,6 +357,7 @@ class Trainer:
 
     def save(self, number: int, stage: Stage, stage_step: int, done: bool, numbers: dict[str, float]) -> None:
         """Writes a checkpoint: everything that another process needs to resume from this step."""
+        self.phase = Phase.CHECKPOINT
         state = {
             "step": self.step,
             "stage": number,

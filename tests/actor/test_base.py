@@ -1,5 +1,6 @@
 """The protocol of models: hooks run around their calls, and a model without weights needs two methods alone."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -25,13 +26,18 @@ class Recorder(ModelHooks):
         self.calls = []
         self.limit = limit
 
-    def on_compute(self, model, batch, outputs, compute):
-        self.calls.append((model.key, len(batch), outputs))
-        return {name: 2 * column for name, column in compute().items()}
+    def is_blank(self, model):
+        return model.key == "absent"
 
-    def on_update(self, model, batch, update):
+    def on_columns(self, model, columns):
+        self.calls.append((model.key, *columns))
+        for column in columns.values():
+            column.mul_(2)
+
+    @contextmanager
+    def on_update(self, model):
         self.calls.append((model.key, "begins"))
-        update()
+        yield
         self.calls.append((model.key, "ends"))
 
     def on_micro_batches(self, model, micro_batches):
@@ -68,12 +74,14 @@ def test_the_context_of_another_model_has_its_key_and_shares_the_rest(context):
     assert other.key == "critic" and other.hooks is context.hooks and other.world is context.world
 
 
-def test_a_hook_runs_around_what_is_computed(context):
+def test_a_hook_sees_what_is_computed_and_replaces_it_with_zeros(context):
     hooks, batch = Recorder(), make_batch()
     plain = Lengths(context).compute(batch, ("length",), 1.0)["length"]
     doubled = Lengths(replace(context, hooks=hooks)).compute(batch, ("length",), 1.0)["length"]
     assert doubled.equal(2 * plain)
-    assert hooks.calls == [("lengths", len(batch), ("length",))]
+    absent = Lengths(replace(context, key="absent", hooks=hooks)).compute(batch, ("length",), 1.0)["length"]
+    assert plain.any() and absent.equal(torch.zeros(plain.shape))
+    assert hooks.calls == [("lengths", "length")]
 
 
 def test_hooks_of_an_actor_see_updates_and_choose_micro_batches(context):

@@ -7,7 +7,7 @@ import torch
 
 from rft.algorithm.step import MiniBatch, StepContext
 from rft.batch.balance import Balance
-from rft.distributed import SINGLE_PROCESS
+from rft.distributed import SINGLE_PROCESS, start
 from rft.metrics import Metrics
 from tests.helpers import make_batch, plain_algorithm
 
@@ -19,8 +19,7 @@ OTHERS = [0, 1, 2, 4, 5, 6, 7]  # the rows but that of unit 3
 def prepare():
     """What is prepared of a mini-batch."""
     balance = Balance(SINGLE_PROCESS, lambda rows: torch.ones(len(rows)), "unit", moves=True)
-    step = StepContext(None, lambda tensor: tensor, lambda thing: [thing], Metrics(), 1, 0)
-    return lambda part: part.prepare(balance, step)
+    return lambda part: part.prepare(StepContext({}, balance, start("cpu"), part.batch, 1.0, Metrics(), 1, 0))
 
 
 def mini_batch(algorithm, rows, batch=None):

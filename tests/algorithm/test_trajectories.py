@@ -7,7 +7,9 @@ from tensordict import TensorDict
 from rft.algorithm.step import StepContext, prepare_batch, prepare_mini_batch
 from rft.algorithm.token_weights.correction import CorrectionOptions, Rule
 from rft.algorithm.trajectories import Trajectories, joined_rows, trajectories_of
+from rft.batch.balance import Balance
 from rft.batch.collate import collate
+from rft.distributed import SINGLE_PROCESS, start
 from rft.metrics import Metrics
 from tests.e2e.host_waits import HostWaits
 from tests.helpers import plain_algorithm
@@ -121,7 +123,8 @@ def test_one_row_a_trajectory_is_left_as_it_is(column):
 def step(algorithm, batch):
     """A batch after a step, with the gradient of the loss by the log-probabilities."""
     batch = batch.clone()
-    context = StepContext(lambda *given: {}, alone, lambda value: [value], Metrics(), 1, 0)
+    balance = Balance(SINGLE_PROCESS, lambda rows: torch.ones(len(rows)), "unit", moves=True)
+    context = StepContext({}, balance, start("cpu"), batch, 1.0, Metrics(), 1, 0)
     prepare_batch(algorithm, batch, context)
     prepare_mini_batch(algorithm, batch, {}, 0, context)
     logprobs = torch.zeros(batch["turn"].shape, requires_grad=True)

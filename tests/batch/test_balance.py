@@ -8,6 +8,7 @@ import torch
 
 from rft.batch.balance import Balance, drop_padding, karmarkar_karp, restore_padding, send, work
 from rft.batch.collate import collate
+from rft.distributed import SINGLE_PROCESS
 from rft.metrics import Metrics
 
 
@@ -243,10 +244,9 @@ def test_columns_come_home_from_where_they_were_computed(ranks, shares):
         return {"sum": sums, "kept": rows["loss_mask"] & real, "several": several.int()}
 
     def work_of(world):
-        seen = []
         mine = batch[torch.tensor(shares[world.rank], dtype=torch.int64)]
-        found = balance(world).columns(mine, lambda rows: seen.append(load(rows)) or say(rows))
-        return found, seen[0]
+        moved = (mover := balance(world)).move(mine)
+        return mover.restore(say(moved.rows), mine, moved), load(moved.rows)
 
     found = ranks(3, work_of)
     after = [seen for _, seen in found]
@@ -260,5 +260,6 @@ def test_columns_come_home_from_where_they_were_computed(ranks, shares):
 
 def test_one_rank_computes_its_own(ranks):
     batch = rows_of_all_columns(LENGTHS, UNITS)
-    [asked] = ranks(1, lambda world: balance(world).columns(batch, lambda rows: {"same": rows}))
-    assert asked["same"] is batch
+    [moved] = ranks(1, lambda world: balance(world).move(batch))
+    columns = {"scores": batch["scores"]}
+    assert moved.rows is batch and balance(SINGLE_PROCESS).restore(columns, batch, moved) is columns

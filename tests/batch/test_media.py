@@ -191,7 +191,8 @@ def test_media_follow_their_rows_through_the_balance(ranks, shares):
     def work_of(world):
         own = batch[torch.tensor(shares[world.rank], dtype=torch.int64)]
         balance = Balance(world, loads, "unit", True)
-        return balance.rows(own, Metrics()), balance.columns(own, compute), compute(own)
+        moved = balance.move(own)
+        return balance.rows(own, Metrics()), balance.restore(compute(moved.rows), own, moved), compute(own)
 
     found = ranks(2, work_of)
     assert sorted(score for rows, *_ in found for score in rows["scores"].tolist()) == list(range(8))

@@ -34,7 +34,7 @@ def test_there_must_be_a_teacher(tiny):
 def test_a_plan_goes_through_it(tiny):
     stop()
     memory = PlanJob(tiny("algorithm=distill", "plan.prompt_tokens=6"), 1).forecast().memory
-    assert memory["annotate"]["other models"] > 0
+    assert memory["columns"]["other models"] > 0
 
 
 def test_a_policy_comes_closer_to_the_teacher_on_its_own_samples(tiny, tmp_path):
@@ -136,4 +136,4 @@ def test_other_modes_look_at_both_kinds_of_its_steps(tiny):
     rare = ("algorithm.source.sampled_share=0.01", "algorithm.group_size=4", "plan.prompt_tokens=6")
     forecast = PlanJob(tiny("algorithm=gkd", *rare), 1).forecast()
     assert forecast.rows == 4 * 4 and "rollout" in forecast.memory, "those of a step that is sampled"
-    assert forecast.memory["annotate"]["other models"] > 0
+    assert forecast.memory["columns"]["other models"] > 0

@@ -41,7 +41,7 @@ PHASES = {
     "before the optimizer step": (("rft.actor.optim.optimizer", "AdamW.step", 3, "before"), 2),
     "after the optimizer step": (("rft.actor.optim.optimizer", "AdamW.step", 3, "after"), 2),
     "the check of the weights": ((TRAINER, "Trainer.check_weights", 4, "after"), 2),
-    "refresh": ((TRAINER, "Trainer.refresh", 2, "after"), 2),
+    "publish": ((TRAINER, "Trainer.publish", 4, "after"), 2),
     "the coefficient": (("rft.algorithm.algorithm", "Algorithm.update_controllers", 3, "after"), 2),
     "the ledger": (("rft.train.ledger", "Ledger.record", 3, "after"), 2),
     "before the evaluation": ((TRAINER, "Trainer.evaluate", 4, "before"), 2),

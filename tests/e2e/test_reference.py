@@ -34,16 +34,16 @@ def steps(folder):
 
 
 @pytest.fixture
-def annotated(monkeypatch):
+def columns(monkeypatch):
     """Filled by a run: the trainer and the batch of every step, with the columns of the models."""
     found, whole = [], Trainer.compute_columns
 
-    def annotates(trainer, stage, batch, metrics):
+    def computing(trainer, stage, batch, metrics):
         step = whole(trainer, stage, batch, metrics)
         found.append((trainer, batch.clone()))
         return step
 
-    monkeypatch.setattr(Trainer, "compute_columns", annotates)
+    monkeypatch.setattr(Trainer, "compute_columns", computing)
     return found
 
 
@@ -60,29 +60,29 @@ def test_every_iteration_begins_where_the_last_one_ended(tiny, tmp_path):
 
 
 @pytest.mark.parametrize("lora", [(), pytest.param(("actor/lora=lora", "actor.lora.rank=4"), marks=pytest.mark.slow)])
-def test_the_reference_samples_for_an_iteration(lora, tiny, tmp_path, annotated):
+def test_the_reference_samples_for_an_iteration(lora, tiny, tmp_path, columns):
     """What the engine says of its tokens is what the reference says, also after an evaluation with the policy."""
     sizes = ("algorithm.iteration=2", "steps=4", "eval.every=1", "actor.optimizer.lr=1e-2", "warmup=none")
     Job(tiny("algorithm=iterative_dpo", *lora, *sizes, "reward.terms.format.pattern='[0-4].*'")).fit("")
     versions = []
-    for _, batch in annotated:
+    for _, batch in columns:
         keep = batch["loss_mask"]
         torch.testing.assert_close(batch["rollout_logprobs"][keep], batch["ref_logprobs"][keep], rtol=0, atol=2e-5)
         versions.append(batch["version"][keep].unique().tolist())
     assert versions == [[0], [0], [2], [2]]
     assert [row["staleness/mean"] for row in steps(tmp_path / "run")] == [0, 1, 0, 1]
-    trainer = annotated[-1][0]
+    trainer = columns[-1][0]
     assert trainer.sampler.held == ("actor", 4), "which the last evaluation measured"
 
 
-def test_what_is_computed_ahead_is_what_would_be_computed_in_every_step(tiny, tmp_path, annotated, monkeypatch):
+def test_what_is_computed_ahead_is_what_would_be_computed_in_every_step(tiny, tmp_path, columns, monkeypatch):
     """Also of rows that come again, and by no other model than the policy."""
     loaded = []
     monkeypatch.setattr("rft.actor.model.load_with_head", lambda *given: loaded.append(given) or load_with_head(*given))
     Job(tiny(*AHEAD, "steps=3", f"output_dir={tmp_path / 'plain'}")).fit("")
     Job(tiny(*AHEAD, "steps=3", f"output_dir={tmp_path / 'ahead'}", PRECOMPUTE)).fit("")
     assert len(loaded) == 2 + 1
-    plain, ahead = annotated[:3], annotated[3:]
+    plain, ahead = columns[:3], columns[3:]
     for (_, one), (_, other) in zip(plain, ahead, strict=True):
         torch.testing.assert_close(one["ref_logprobs"], other["ref_logprobs"], rtol=0, atol=1e-6)
     assert torch.equal(plain[0][1]["ref_logprobs"], ahead[0][1]["ref_logprobs"]), "the same rows in one forward"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rft.algorithm import ADVANTAGES
-from rft.algorithm.step import select_rows
+from rft.algorithm.step import StepContext, select_rows
 from rft.batch.columns import fields
 from rft.setup.assembly import Job
 from rft.setup.unread import notices
@@ -161,13 +161,13 @@ def test_a_first_mini_batch_needs_no_pass_of_its_own(stage, monkeypatch):
     """What is prepared from the current policy comes from the old columns until the policy has moved."""
     calls = watch_step(monkeypatch, "current_columns")
     asked = []
-    compute = Trainer.compute
+    compute = StepContext.compute
 
-    def computing(trainer, model, batch, rows, outputs, temperature):
+    def computing(step, key, rows, outputs):
         asked.append((len(calls), outputs))
-        return compute(trainer, model, batch, rows, outputs, temperature)
+        return compute(step, key, rows, outputs)
 
-    monkeypatch.setattr(Trainer, "compute", computing)
+    monkeypatch.setattr(StepContext, "compute", computing)
     given = ("algorithm=kl_cov", "algorithm/gradient_mask=high_entropy")
     train = stage(*given, "batch.minibatches=2", "batch.epochs=2", "actor.optimizer.lr=1e-2")
     train.take(train.rows())
@@ -204,7 +204,7 @@ def test_resampled_rows_train_and_every_row_is_described_whatever_the_ranks(stag
     assert told["reward/mean"] == pytest.approx(float(batch["scores"].mean()))
 
     def work(world):
-        return select_rows(algorithm, batch[world.rank :: 2], replace(step, all_rows=world.gather))["unit"].tolist()
+        return select_rows(algorithm, batch[world.rank :: 2], replace(step, world=world))["unit"].tolist()
 
     assert sorted(unit for part in ranks(2, work) for unit in part) == sorted(rows["unit"].tolist())
 

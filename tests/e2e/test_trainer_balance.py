@@ -92,12 +92,12 @@ def test_every_actor_trains_the_rows_that_come_back_from_the_balance(tiny, monke
     """Also every pass without gradients is asked of the balance, and rows move once they have their weights."""
     calls = []
     monkeypatch.setattr(Balance, "rows", lambda self, batch, metrics: batch[batch["unit"].argsort(descending=True)][:5])
-    for kind, part in ((Balance, "rows"), (Balance, "columns"), (Actor, "compute_outputs"), (Actor, "update")):
+    for kind, part in ((Balance, "rows"), (Balance, "move"), (Actor, "compute_outputs"), (Actor, "update")):
         watch(monkeypatch, kind, part, calls)
     Job(tiny("algorithm=ppo", "algorithm/loss=clip_cov", "steps=1", "warmup=none", "batch.minibatches=2")).fit("")
     parts = [f"{self.key} {part}" if isinstance(self, Actor) else part for part, self, _, _ in calls]
-    compute_columns = ["actor compute_outputs", "columns", "critic compute_outputs", "columns"]
-    first, second = ["rows", "actor update", "critic update"], ["actor compute_outputs", "columns"]
+    compute_columns = ["move", "actor compute_outputs", "move", "critic compute_outputs"]
+    first, second = ["rows", "actor update", "critic update"], ["move", "actor compute_outputs"]
     assert parts == [*compute_columns, *first, *second, *first]
     for number, (part, _, arguments, result) in enumerate(calls):
         if part == "rows":

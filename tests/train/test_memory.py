@@ -10,8 +10,8 @@ from rft.algorithm import ADVANTAGES, LOSSES
 from rft.modes.train import memory_by_stage, train
 from rft.rollout.engine.hf import HFEngine
 from rft.setup.assembly import Job
-from rft.train import memory
-from rft.train.memory import Largest, advice, chain, is_out_of_memory, largest_term, phase_of
+from rft.train.memory import Largest, advice, is_out_of_memory, largest_term
+from rft.train.stage import Phase
 from rft.train.trainer import Trainer
 
 
@@ -66,7 +66,7 @@ def test_in_a_loss_the_function_is_named_too(message):
 
 def test_in_an_advantage(message):
     text = message("advantage")
-    assert text.startswith("rank 0 is out of memory in the phase annotate of step 1 (")
+    assert text.startswith("rank 0 is out of memory in the phase columns of step 1 (")
     assert "). Lower actor.micro_batch_tokens=16384. " in text
 
 
@@ -74,6 +74,11 @@ def test_in_the_engine(message):
     text = message(owner=HFEngine, method="generate")
     assert text.startswith("rank 0 is out of memory in the phase rollout of step 1 (")
     assert "). Lower rollout.engine.max_rows=256. " in text
+
+
+def test_in_the_weights_of_the_engine(message):
+    text = message(owner=HFEngine, method="update_weights")
+    assert text.startswith("rank 0 is out of memory in the phase publish of step 0 (")
 
 
 def test_in_a_checkpoint(message):
@@ -88,15 +93,16 @@ def test_keys_that_the_config_does_not_have_are_not_named():
         "strategy": {"activation_checkpointing": "full"},
         "actor": {"micro_batch_tokens": 64},
     }
-    assert advice("refresh", config, None, False).startswith("Lower rollout.engine_args.gpu_memory_utilization=0.4. ")
-    assert advice("update", config, None, False).startswith("Lower actor.micro_batch_tokens=64. ")
-    assert advice("rollout", {"rollout": {}, "strategy": {}}, None, False).startswith("Take a smaller model")
+    assert advice(Phase.PUBLISH, config, None, False).startswith(
+        "Lower rollout.engine_args.gpu_memory_utilization=0.4. "
+    )
+    assert advice(Phase.UPDATE, config, None, False).startswith("Lower actor.micro_batch_tokens=64. ")
+    assert advice(Phase.ROLLOUT, {"rollout": {}, "strategy": {}}, None, False).startswith("Take a smaller model")
 
 
 def test_other_errors_stay_what_they_are():
     assert is_out_of_memory(MemoryError()) and is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
     assert not is_out_of_memory(RuntimeError("shape")) and not is_out_of_memory(ValueError("DefaultCPUAllocator"))
-    assert phase_of(chain(KeyError("x"))) == "rollout"
 
 
 PLAN = {
@@ -108,16 +114,16 @@ PLAN = {
 
 
 def test_the_largest_term_is_that_of_the_memory_that_is_full():
-    assert largest_term(PLAN, "update", "train", (False,)) == Largest("weights", 30, 50)
-    assert largest_term(PLAN, "update", "train", (True,)) == Largest("optimizer (CPU)", 70, 70)
-    assert largest_term(PLAN, "update", "train", (False, True)) == Largest("optimizer (CPU)", 70, 120)
-    assert largest_term(PLAN, "annotate", "warmup", (False,)) == Largest("logits", 9, 14)
-    assert largest_term(PLAN, "checkpoint", "train", (False, True)) == Largest("checkpoint (CPU)", 8, 9)
-    assert largest_term(PLAN, "rollout", "train", (False,)) is None
-    assert largest_term(PLAN | {"evaluate": {"kv cache": 2}}, "evaluation", "warmup", (False,)) == Largest(
+    assert largest_term(PLAN, Phase.UPDATE, "train", (False,)) == Largest("weights", 30, 50)
+    assert largest_term(PLAN, Phase.UPDATE, "train", (True,)) == Largest("optimizer (CPU)", 70, 70)
+    assert largest_term(PLAN, Phase.UPDATE, "train", (False, True)) == Largest("optimizer (CPU)", 70, 120)
+    assert largest_term(PLAN, Phase.COLUMNS, "warmup", (False,)) == Largest("logits", 9, 14)
+    assert largest_term(PLAN, Phase.CHECKPOINT, "train", (False, True)) == Largest("checkpoint (CPU)", 8, 9)
+    assert largest_term(PLAN, Phase.ROLLOUT, "train", (False,)) is None
+    assert largest_term(PLAN | {"evaluate": {"kv cache": 2}}, Phase.EVALUATION, "warmup", (False,)) == Largest(
         "kv cache", 2, 2
     )
-    assert largest_term({"update": {"weights": 1}}, "update", "train", (True,)) is None
+    assert largest_term({"update": {"weights": 1}}, Phase.UPDATE, "train", (True,)) is None
 
 
 @pytest.mark.parametrize(
@@ -139,7 +145,7 @@ def test_the_largest_term_is_that_of_the_memory_that_is_full():
 def test_the_key_is_that_of_the_largest_term(term, on_cpu, cure):
     strategy = {"activation_checkpointing": "none", "optimizer_offload": False, "param_offload": "none"}
     config = {"strategy": strategy, "actor": {"micro_batch_tokens": 64}}
-    text = advice("update", config, Largest(term, 3 * 2**30, 2**32), on_cpu)
+    text = advice(Phase.UPDATE, config, Largest(term, 3 * 2**30, 2**32), on_cpu)
     known = f"By its plan, 4 GiB, the largest term of this phase is {term} with 3 GiB. "
     assert text.startswith(known + cure)
 
@@ -148,8 +154,7 @@ def test_the_key_is_that_of_the_largest_term(term, on_cpu, cure):
 def test_the_term_is_that_of_the_plan_of_the_run(tiny, monkeypatch):
     """The plan is made while the run holds its process group."""
     config = tiny("warmup=none", "eval.at_start=false", "strategy.device=cpu", "algorithm.loss.clip_high=0.3")
-    monkeypatch.setattr(Trainer, "update", failing)
-    monkeypatch.setitem(memory.PHASES, failing.__code__, "update")
+    monkeypatch.setattr(Trainer, "minimise", failing)
     with pytest.raises(ValueError, match="is out of memory in the phase update of step 1 ") as caught:
         train(config, Console(quiet=True))
     terms = memory_by_stage(config, 1)["update"]

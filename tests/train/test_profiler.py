@@ -98,7 +98,7 @@ def test_a_run_says_which_steps_did_not_come(tiny, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_an_interrupted_run_goes_on_with_its_profile(tiny, tmp_path, monkeypatch):
-    config, whole = tiny("profile.steps=[2,4]", "checkpoint.every=1"), Trainer.refresh
+    config, whole = tiny("profile.steps=[2,4]", "checkpoint.every=1"), Trainer.check_weights
 
     def failing(trainer, *arguments):
         if trainer.step == 4:
@@ -106,7 +106,7 @@ def test_an_interrupted_run_goes_on_with_its_profile(tiny, tmp_path, monkeypatch
         whole(trainer, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "refresh", failing)
+        patch.setattr(Trainer, "check_weights", failing)
         with pytest.raises(KeyboardInterrupt):
             Job(config).fit("")
     run = tmp_path / "run"

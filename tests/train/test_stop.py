@@ -26,7 +26,7 @@ WAIT = textwrap.dedent("""
             mutex, lock = ctypes.create_string_buffer(64), ctypes.CDLL(None).pthread_mutex_lock
             lock(mutex)
             lock(mutex)  # waits outside of Python, as in a collective: no handler of Python can run
-        while not request.asked():
+        while not request.asked(1):
             time.sleep(0.01)
     print(request.stopped(7), flush=True)
 """)
@@ -100,7 +100,7 @@ ON_A_TERMINAL = textwrap.dedent("""
     with stop.StopRequest(None, 0, int) as request:
         console = RunConsole()
         console.message("ready")
-        while not request.asked():
+        while not request.asked(1):
             time.sleep(0.01)
         time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGHUP)
@@ -138,9 +138,9 @@ def test_after_the_block_the_handlers_are_those_of_before():
 def test_the_time_limit(monkeypatch):
     request = StopRequest("1m30s", 0, int)
     monkeypatch.setattr(stop, "STARTED", time.monotonic() - 80)
-    assert not request.asked()
+    assert not request.asked(1)
     monkeypatch.setattr(stop, "STARTED", time.monotonic() - 91)
-    assert request.asked()
+    assert request.asked(1)
     assert isinstance(request.stopped(3), Stopped)
     assert str(request.stopped(3)).startswith("stopped by max_time=1m30s after step 3")
     assert str(StopRequest(None, 1, int).stopped(3)).startswith("stopped by a signal to another rank after step 3")
@@ -159,3 +159,9 @@ def test_what_is_no_duration(text):
         ValueError, match=f"^max_time='{re.escape(text)}': write days, hours, minutes and seconds as in"
     ):
         seconds_of(text)
+
+
+def test_the_last_step():
+    request = StopRequest(None, 0, int, last=4)
+    assert [request.asked(step) for step in (3, 4, 5)] == [False, True, True]
+    assert not StopRequest(None, 0, int).asked(5)

@@ -7,7 +7,7 @@ the gap is measured again. Two causes at once are not searched: the table shows 
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from rft.actor.base import TrainableModel
 from rft.actor.lora.adapters import LoraWeights
 from rft.algorithm.mismatch import TOLERANCE
+from rft.algorithm.roles import POLICY
 from rft.metrics import Metrics
 from rft.modes.doctor.causes import CauseSearch, turned_off
 from rft.modes.doctor.overriding_sampler import OverridingSampler
@@ -158,7 +159,9 @@ class Examination:
         """The log-probabilities of a batch by an actor, (B, T)."""
         self.sampler.release()
         rows = columns(batch)
-        return self.trainer.compute(actor, rows, rows, ("logprobs",), temperature)["logprobs"]
+        step = self.trainer.step_context(self.stage, rows, Metrics())
+        step = replace(step, models={POLICY: actor}, temperature=temperature)
+        return step.compute(POLICY, rows, ("logprobs",))["logprobs"]
 
     def add_gap(self, name: str, batch: TensorDict, temperature: float | None = None) -> Gap:
         """Adds the gap of a batch to the report."""

@@ -110,7 +110,7 @@ class DryRun:
             saves: a checkpoint is written after the first step.
         """
         trainer, tracker = self._trainer, self._tracker
-        names = {name: _stage_name(stage, name) for name in ("annotate", "update", "sync")}
+        names = {name: _stage_name(stage, name) for name in ("columns", "update", "publish")}
         short = replace(stage, minibatches=min(stage.minibatches, updates), epochs=1)
         with tracker.stage("begin"):
             trainer.begin(number, stage, None)
@@ -122,12 +122,12 @@ class DryRun:
                 batch = stage.source.next(metrics)
                 self._sampler.release()
                 tracker.assign("batch", _tensors(batch))
-                with tracker.stage(names["annotate"]):
+                with tracker.stage(names["columns"]):
                     step = trainer.compute_columns(stage, batch, metrics)
                 tracker.assign("batch", _tensors(batch))
                 with tracker.stage(names["update"]):
                     trainer.update(short, stage.steps, batch, step)
-                self._publish(names["sync"])
+                self._publish(names["publish"])
                 if saves and self._hooks.limit == 1:
                     self.save(number, stage)
         self._score()
@@ -191,7 +191,8 @@ class DryRun:
         with self._tracker.stage("reference"):
             with self._skip.creating(), init_without_loading():
                 model = reference.load()
-            self._trainer.compute(model, batch, batch, ("logprobs",), stage.source.temperature)
+            step = self._trainer.step_context(stage, batch, Metrics())
+            replace(step, models={reference.key: model}).compute(reference.key, batch, ("logprobs",))
         self._tracker.assign(self._term("other models", trains=False), model.own_tensors())
         del model
         gc.collect()  # the parts of a sharded model refer to each other

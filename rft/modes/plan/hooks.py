@@ -1,9 +1,7 @@
 """The hooks of mode=plan in the calls of models: columns get numbers, and few micro-batches are computed."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-
-from tensordict import TensorDict
 
 from rft.actor.base import ColumnModel, Columns, ModelHooks
 from rft.actor.packing.micro_batches import MicroBatch
@@ -27,15 +25,13 @@ class PlanHooks(ModelHooks):
         self.blank: list[ColumnModel] = []
         self._skip = skip
 
-    def on_compute(
-        self, model: ColumnModel, batch: TensorDict, outputs: tuple[str, ...], compute: Callable[[], Columns]
-    ) -> Columns:
-        """Columns with numbers, so that the rest of the step can compute with them. Remote models are not called."""
-        if model.remote or any(model is known for known in self.blank):
-            return model.blank(batch, outputs)
-        columns = compute()
+    def is_blank(self, model: ColumnModel) -> bool:
+        """Remote models are not called, and those in `blank` neither."""
+        return model.remote or any(model is known for known in self.blank)
+
+    def on_columns(self, model: ColumnModel, columns: Columns) -> None:
+        """The columns get numbers, so that the rest of the step can compute with them."""
         self._skip.materialize(columns.values())
-        return columns
 
     def on_micro_batches(self, model: ColumnModel, micro_batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         """The first micro-batches, up to the limit."""

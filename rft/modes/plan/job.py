@@ -25,7 +25,7 @@ from rft.modes.plan.stubs import StubEncoder, StubEngine, StubSampler, StubToken
 from rft.registry import Target
 from rft.reward.models.base import ModelTerm
 from rft.rollout.sampler import EngineSampler, Sampler
-from rft.setup.assembly import Job
+from rft.setup.assembly import Changes, Job
 from rft.setup.constraints import check_engine_model, check_ranks
 from rft.setup.datasets import Datasets
 from rft.setup.loadable import check_loadable
@@ -165,7 +165,7 @@ class PlanJob(Job):
         with pretend(self.ranks) as world, torch.compiler.set_stance("force_eager"), skip, tracker.watch():
             with tracker.stage("load"), skip.creating(), init_without_loading():
                 scoring = stub_scoring(self.reward.names)
-                trainer, stages = self.assemble(world, loaded, Path(), SilentLog(), scoring)
+                trainer, stages = self.assemble(world, loaded, Path(), SilentLog(), changes=Changes(scoring))
                 run.batch = batch
             sharded, dtype = self._sharded_terms(world), run.checkpoint.dtype()
             dry_run = DryRun(trainer, encoder, skip, tracker, self._hooks, sharded, dtype)

@@ -1,6 +1,6 @@
 """Records the updates of the policy within a step: loss, gradient norm, gradient, and the gradient of every token."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,11 +133,12 @@ class StepRecorder(ModelHooks):
         finally:
             self._record = None
 
-    def on_update(self, model: ColumnModel, batch: TensorDict, update: Callable[[], None]) -> None:
+    @contextmanager
+    def on_update(self, model: ColumnModel) -> Iterator[None]:
         """Adds the gradient when the optimizer of the policy steps: there it is summed over ranks, and clipped."""
         record = self._record
         if record is None or model.key != POLICY:
-            update()
+            yield
             return
         record.begin_update()
         added = list[torch.optim.Optimizer]()
@@ -149,7 +150,7 @@ class StepRecorder(ModelHooks):
 
         handle = register_optimizer_step_pre_hook(add)
         try:
-            update()
+            yield
         finally:
             handle.remove()
 

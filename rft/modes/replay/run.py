@@ -48,9 +48,9 @@ def replay(config: dict[str, Any], console: Console) -> float:
                 f"WARNING: the checkpoint {path} is damaged: {problem}; an earlier one is read", soft_wrap=True
             )
         with scratch(world, command.run.output_dir, command.run.mode) as temporary:
-            step = Replay(job, world, loaded, temporary, run, start, output)
+            step = Replay(job, world, loaded, temporary, run, start, output, number)
             try:
-                step.prepare(number)
+                step.prepare()
                 own, other = step.take(None), step.take(command.algorithm)
             finally:
                 step.close()

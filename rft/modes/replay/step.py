@@ -2,7 +2,6 @@
 
 import copy
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,21 +16,17 @@ from rft.actor.precomputed import REF_LOGPROBS
 from rft.algorithm.algorithm import Algorithm
 from rft.batch.columns import lengths
 from rft.batch.scores import number_or_none
-from rft.distributed import World, raise_peer_failure
+from rft.distributed import World
 from rft.errors import Stopped, at_step
 from rft.logger.log import SilentLog
 from rft.metrics import Metrics
 from rft.modes.replay.recorder import ROW, RecordedMetrics, RecordedObjective, StepRecord, StepRecorder
-from rft.setup.assembly import Job
+from rft.setup.assembly import Changes, Job
 from rft.setup.datasets import Datasets
 from rft.train.checkpoint.checkpoints import SavedState
 from rft.train.checkpoint.names import step_of
 from rft.train.checkpoint.options import CheckpointOptions
-from rft.train.diverged import NonFinitePolicy
 from rft.train.folder.run_folder import RunFolder
-from rft.train.stage import Stage
-from rft.train.stop import StopRequest
-from rft.train.trainer import Trainer
 
 BEFORE_ALL = -1  # number of the stage in a state from before the first one
 
@@ -47,23 +42,11 @@ class ReplayJob(Job):
         once = CheckpointOptions(
             every=0, keep_last=1, keep_best=0, keep_every=0, export_every=1, fallback=None, export_dtype="auto"
         )
-        self.run = replace(self.run, checkpoint=once, profile=replace(self.run.profile, steps=[]))
+        self.run = replace(self.run, checkpoint=once, profile=replace(self.run.profile, steps=[]), max_time=None)
 
     def model_context(self, world: World, loaded: Datasets) -> ModelContext:
         """See `Job.model_context`; with the hooks that record."""
         return replace(super().model_context(world, loaded), hooks=self.recorder)
-
-
-class StopBefore(StopRequest):
-    """Stops the trainer, with a checkpoint, before it takes a step."""
-
-    def __init__(self, trainer: Trainer, step: int) -> None:
-        super().__init__(None, trainer.world.rank, raise_peer_failure)
-        self._trainer, self._step = trainer, step
-
-    def asked(self) -> bool:
-        """See `StopRequest.asked`."""
-        return self._trainer.step >= self._step - 1
 
 
 @dataclass(frozen=True)
@@ -89,6 +72,7 @@ class Replay:
         run: the run folder, which is only read.
         start: the checkpoint to begin from; None for the beginning of the run.
         output: gets the rows of an update that is not finite.
+        step: its number.
 
     Attributes:
         rows: of this rank, before the algorithm adds columns; set by `prepare`.
@@ -97,21 +81,30 @@ class Replay:
     rows: TensorDict
 
     def __init__(
-        self, job: ReplayJob, world: World, loaded: Datasets, folder: Path, run: Path, start: Path | None, output: Path
+        self,
+        job: ReplayJob,
+        world: World,
+        loaded: Datasets,
+        folder: Path,
+        run: Path,
+        start: Path | None,
+        output: Path,
+        step: int,
     ) -> None:
-        self._job, self._world, self._folder = job, world, folder
+        self._job, self._world, self._folder, self._step = job, world, folder, step
         if (known := run.resolve() / REF_LOGPROBS).exists():
             world.decide(lambda: (folder / REF_LOGPROBS).symlink_to(known))
         chosen = RunFolder(folder, [], start, job.run_command(""))
-        self._trainer, self._stages = job.assemble(world, loaded, folder, SilentLog(), chosen=chosen)
-        self._trainer.nonfinite = NonFinitePolicy(job.run.faults, output, world, SilentLog())
-        self._trainer.canary = None
+        changes = Changes(faults=output, last_step=step - 1, evaluates=evaluation_decides(job, start), probes=False)
+        self._trainer, self._stages = job.assemble(world, loaded, folder, SilentLog(), chosen, changes)
 
-    def prepare(self, step: int) -> None:
+    def prepare(self) -> None:
         """Takes the steps before this one, and draws its rows. A collective."""
-        trainer = self._trainer
-        self._saved = self._state_before(step)
-        self._number, self._stage = next(self._left(self._saved))
+        trainer, step = self._trainer, self._step
+        self._saved = self._state_before()
+        self._number, self._stage = next(
+            (number, stage) for number, stage in enumerate(self._stages) if not stage.ended(number, self._saved)
+        )
         trainer.step, trainer.numbers = step - 1, self._saved["numbers"]
         trainer.nonfinite.load_state_dict(self._saved["faults"])
         trainer.precompute(self._stage, None)
@@ -173,28 +166,33 @@ class Replay:
         self._trainer.sampler.close()
         self._job.reward.close()
 
-    def _state_before(self, step: int) -> SavedState:
+    def _state_before(self) -> SavedState:
         """The state with which the step began; the steps since the checkpoint are taken again."""
         trainer, latest = self._trainer, self._trainer.checkpoints.latest()
-        if latest is None and step == 1:
+        if latest is None and self._step == 1:
             save = partial(trainer.save, BEFORE_ALL, self._stages[0], 0, True, {})
             save()
             trainer.checkpoints.end(save)
-        elif step_of(latest) < step - 1:
-            left = self._left(None if latest is None else SavedState(latest))
-            if all(stage.stop_at is None for _, stage in left):  # no evaluation decides when a stage ends
-                trainer.evaluator = None
-            trainer.stop = StopBefore(trainer, step)
+        elif step_of(latest) < self._step - 1:
             with suppress(Stopped):
                 trainer.fit(self._stages)
         saved = trainer.checkpoints.read()
         assert saved is not None
         return saved
 
-    def _left(self, saved: SavedState | None) -> Iterator[tuple[int, Stage]]:
-        """The stages that have not ended, with their numbers."""
-        stages = enumerate(self._stages)
-        return ((number, stage) for number, stage in stages if saved is None or not stage.ended(number, saved))
+
+def evaluation_decides(job: Job, start: Path | None) -> bool:
+    """Whether an evaluation decides when a stage ends that is not over: the warm-up, with `warmup.stop_at`.
+
+    Args:
+        start: the checkpoint to begin from; None for the beginning of the run.
+    """
+    if job.run.warmup is None or job.run.warmup.stop_at is None:
+        return False
+    if start is None:
+        return True
+    saved = SavedState(start)
+    return bool(saved["stage"] == 0 and not saved["stage_done"])
 
 
 def remembered(algorithm: Algorithm, run: Algorithm, state: dict[str, Any]) -> dict[str, Any]:

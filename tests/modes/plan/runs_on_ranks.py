@@ -40,9 +40,9 @@ RUN = (
 STAGES: dict[str, tuple[type, str]] = {  # the methods in which a run is in a stage of the plan
     "load": (Job, "assemble"),
     "rollout": (RolloutSource, "next"),
-    "annotate": (Trainer, "compute_columns"),
+    "columns": (Trainer, "compute_columns"),
     "update": (Trainer, "update"),
-    "sync": (Trainer, "refresh"),
+    "publish": (Trainer, "publish"),
     "export": (Actor, "save_model"),
     "save": (Checkpoints, "_stage"),
 }

@@ -1,5 +1,7 @@
 """The hooks of the plan: columns become real, models that compute elsewhere are not called, few micro-batches come."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -13,24 +15,23 @@ BATCH = TensorDict({"loss_mask": torch.ones(2, 3, dtype=torch.bool)}, batch_size
 
 
 class Model(ColumnModel):
-    def __init__(self):
-        pass
+    def __init__(self, hooks=None):
+        self.context = SimpleNamespace(hooks=hooks)
 
     def compute_outputs(self, batch, outputs, temperature, dummy):
-        raise AssertionError("the hook calls what it is given")
+        return {output: torch.ones(2, 3) for output in outputs}
 
 
 class RemoteModel(Model):
     remote = True
 
+    def compute_outputs(self, batch, outputs, temperature, dummy):
+        raise AssertionError("a remote model was called")
+
 
 @pytest.fixture
 def skip():
     return SkipCompute()
-
-
-def never():
-    raise AssertionError("the model was called")
 
 
 def micro_batches(count):
@@ -41,27 +42,23 @@ def micro_batches(count):
 def test_columns_that_a_model_computes_have_numbers(skip):
     column = torch.arange(6.0)
 
-    def compute():
-        with skip, skip.creating():
-            placeholder = torch.empty(2)
-        with skip:
-            column[2:4] = placeholder
-        return {"logprobs": column}
-
-    columns = PlanHooks(skip).on_compute(Model(), BATCH, ("logprobs",), compute)
+    with skip, skip.creating():
+        placeholder = torch.empty(2)
     with skip:
-        assert columns["logprobs"].sum().item() == 15.0, "a placeholder would answer 1"
+        column[2:4] = placeholder
+    PlanHooks(skip).on_columns(Model(), {"logprobs": column})
+    with skip:
+        assert column.sum().item() == 15.0, "a placeholder would answer 1"
 
 
 def test_remote_models_and_those_that_are_done_return_zeros(skip):
-    hooks, model = PlanHooks(skip), Model()
-    found = hooks.on_compute(RemoteModel(), BATCH, ("logprobs",), never)
-    assert found["logprobs"].tolist() == [[0.0] * 3] * 2
-    assert hooks.on_compute(model, BATCH, ("logprobs",), lambda: {"logprobs": torch.ones(2, 3)})["logprobs"].all()
+    hooks = PlanHooks(skip)
+    model, other = Model(hooks), Model(hooks)
+    assert RemoteModel(hooks).compute(BATCH, ("logprobs",), 1.0)["logprobs"].tolist() == [[0.0] * 3] * 2
+    assert model.compute(BATCH, ("logprobs",), 1.0)["logprobs"].all()
     hooks.blank.append(model)
-    assert not hooks.on_compute(model, BATCH, ("logprobs",), never)["logprobs"].any()
-    with pytest.raises(AssertionError):
-        hooks.on_compute(Model(), BATCH, ("logprobs",), never)
+    assert not model.compute(BATCH, ("logprobs",), 1.0)["logprobs"].any()
+    assert other.compute(BATCH, ("logprobs",), 1.0)["logprobs"].all()
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(None, 3), (1, 1), (2, 2), (3, 3), (5, 3)])

@@ -192,18 +192,18 @@ def test_the_engine_has_its_copy_from_the_sync_to_the_end_of_the_rollout(forecas
     }
     shared = {"plain": 0, "an engine in float32": 0, "a GPU that is not here": 0}  # with the only rank
     for name, size in (copies | shared).items():
-        for stage in ("sync", "rollout"):  # the last tensor may come after the peak of a sync
+        for stage in ("publish", "rollout"):  # the last tensor may come after the peak of a sync
             # by columns, while it samples on a CPU in 32 bits: beside the copy of several ranks
             columns = weights if stage == "rollout" and size != weights / 2 and name != "a GPU that is not here" else 0
             copied = size + columns
             assert 0.95 * copied <= terms(name, stage)["engine"] <= 1.1 * copied + 1024, (name, stage)
-        for stage in ("annotate", "update"):
+        for stage in ("columns", "update"):
             assert terms(name, stage)["engine"] < 1024, (name, stage)
 
 
 def test_servers_have_no_copy_here_and_take_shards(terms):
-    sync = terms("servers of two ranks", "sync")
-    assert sync["engine"] == sync["gathered"] == 0 < terms("two ranks", "sync")["gathered"]
+    publish = terms("servers of two ranks", "publish")
+    assert publish["engine"] == publish["gathered"] == 0 < terms("two ranks", "publish")["gathered"]
 
 
 def test_the_device_of_the_run_need_not_be_here(forecasts):
@@ -320,7 +320,7 @@ def test_more_rows_take_no_more_memory_in_a_forward(terms):
 
 
 def test_stages_that_are_there(forecasts):
-    start, steps, end = ["load", "begin"], ["annotate", "update", "sync"], ["export", "save"]
+    start, steps, end = ["load", "begin"], ["columns", "update", "publish"], ["export", "save"]
     assert list(forecasts["plain"]["memory"]) == [*start, *steps, "rollout", *end]
     assert list(forecasts["supervised"]["memory"]) == [*start, *steps, *end], "nothing is sampled, nor held out"
     assert list(forecasts["warm-up"]["memory"]) == [*start, "warmup", *steps, "rollout", *end]
@@ -340,7 +340,7 @@ def test_a_rank_that_is_pretended_takes_what_a_real_one_takes(torchrun, tmp_path
     torchrun(HERE / "trackers_on_ranks.py", tmp_path / "found.json")
     real, pretended = json.loads((tmp_path / "found.json").read_text())
     updates = dict.fromkeys(("update 0", "update 1"), (0.95, 1.02))  # gloo may still hold what it has gathered
-    slacks = updates | dict.fromkeys(("weights", "sync", "another sync", "asleep"), (0.9, 1.1))
+    slacks = updates | dict.fromkeys(("weights", "publish", "another publish", "asleep"), (0.9, 1.1))
     for stage, (least, most) in slacks.items():
         assert least < sum(pretended[stage].values()) / sum(real[stage].values()) < most, stage
 
@@ -355,7 +355,7 @@ def test_a_sharded_reward_model_is_counted_where_it_is(forecasts, terms):
     layer = 4 * (3 * 64 * 256 + 2 * 64 * 16 + 2 * 64 * 8 + 2 * 64 + 2 * 4)
     whole = 4 * layer + 4 * (14 * 64 + 64 + 64)  # and embedding, norm, score
     alone, shared, host = (partial(terms, name) for name in SCORED)
-    for stage in ("reward", "annotate", "update", "rollout", "save"):
+    for stage in ("reward", "columns", "update", "rollout", "save"):
         assert alone(stage)["reward models"] == whole
         assert shared(stage)["reward models"] == host(stage)["reward models (CPU)"] == whole // 2 + 4 * 32
         assert host(stage)["reward models"] == 0

@@ -29,7 +29,7 @@ CASES = {
     "parameters offloaded": ("strategy.param_offload=all", "algorithm/terms=[kl]"),
 }
 RANKS = {2: tuple(CASES), 4: ("plain",)}  # and their cases
-STAGES = ("load", "rollout", "annotate", "update", "sync", "export", "save")
+STAGES = ("load", "rollout", "columns", "update", "publish", "export", "save")
 
 
 @pytest.fixture(scope="module")
@@ -84,15 +84,15 @@ def test_a_rank_holds_what_is_planned(runs, ranks, case):
 @pytest.mark.suite
 @pytest.mark.parametrize("ranks", RANKS)
 def test_a_rank_holds_its_shard_and_a_block(runs, model, ranks):
-    """The engine hf holds the whole model while it is awake, on each rank: from the sync to the next rollout."""
+    """The engine hf holds the whole model while it is awake, on each rank: from `publish` to the next rollout."""
     parameters = list(model[1].parameters())
     whole, tensor = sum(nbytes(parameters)), max(nbytes(parameters))
     block, shard = sum(nbytes(blocks(model[1])[0].parameters())), whole / ranks
     assert whole > 30e6 and shard / 2 > FILE_BYTES
     between = 3 * shard + whole  # weights and AdamW's state, and the engine
-    expected = {"load": shard + tensor, "sync": between, "export": between, "save": between + 3 * shard}
+    expected = {"load": shard + tensor, "publish": between, "export": between, "save": between + 3 * shard}
     for rank, found in enumerate(runs[ranks]["counted"]):
         for stage, size in expected.items():
-            most = {"sync": tensor, "export": FILE_BYTES + block if rank == 0 else tensor}.get(stage, 0)
+            most = {"publish": tensor, "export": FILE_BYTES + block if rank == 0 else tensor}.get(stage, 0)
             assert 0.99 * size < sum(found["plain"][stage].values()) < 1.02 * size + most, (rank, stage)
         assert sum(found["plain"]["update"].values()) > 4 * shard + block

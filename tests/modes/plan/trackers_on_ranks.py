@@ -32,7 +32,7 @@ def watched(world: World, mode: SkipCompute | None) -> dict[str, dict[str, int]]
         assert tensors
         del tensors
         engine = HFEngine(engine_context(actor.plain_model(), actor.tokenizer, computes=torch.bfloat16), 8, None, False)
-        for stage in ("sync", "another sync"):
+        for stage in ("publish", "another publish"):
             with tracker.stage(stage):
                 engine.update_weights(0, actor.weights(engine.gather_options))
         engine.sleep()

@@ -98,14 +98,12 @@ def test_an_update_that_is_taken_again_has_one_record(tmp_path):
     recorder, record = StepRecorder(), StepRecord(SINGLE_PROCESS, (1, 1), tmp_path, reference=True)
     metrics, policy = RecordedMetrics(record), SimpleNamespace(key="actor")
 
-    def fail():
-        raise ArithmeticError
-
     with recorder.recording(record):
-        with pytest.raises(ArithmeticError):
-            recorder.on_update(policy, None, fail)
+        with pytest.raises(ArithmeticError), recorder.on_update(policy):
+            raise ArithmeticError
         recorder.on_retry(SimpleNamespace(key="critic"))
         recorder.on_retry(policy)
-        recorder.on_update(policy, None, lambda: metrics.add("grad_norm", 2.0))
+        with recorder.on_update(policy):
+            metrics.add("grad_norm", 2.0)
     recorder.on_retry(policy)
     assert [update.grad_norm for update in record.updates] == [2.0]

@@ -179,7 +179,7 @@ def test_a_plan_counts_no_memory_for_it_and_asks_nobody(tiny):
     stop()
     served = ("teacher=teacher_server", "teacher.addresses=[nobody:1]", "teacher.start_s=0.1")
     memory = PlanJob(tiny("algorithm=distill", *served, "plan.prompt_tokens=6"), 1).forecast().memory
-    assert "other models" not in memory["annotate"] and memory["annotate"]["batch"] > 0
+    assert "other models" not in memory["columns"] and memory["columns"]["batch"] > 0
 
 
 def test_a_run_learns_from_it(tiny, taught, tmp_path):
