@@ -6,16 +6,12 @@ from pathlib import Path
 
 from tensordict import TensorDict
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers import PretrainedConfig
 
 from rft.actor.base import ColumnModel, ModelContext, TrainableModel, trainable
-from rft.actor.forward.vocabulary import vocabulary_size
-from rft.actor.init import read_config
-from rft.actor.moe import ROUTER_BALANCE, check_routers
-from rft.actor.parts import check_parts
 from rft.actor.precomputed import REF_LOGPROBS, PrecomputedReference
 from rft.algorithm.algorithm import Algorithm
-from rft.algorithm.roles import POLICY, REFERENCE, ROLES, Role
+from rft.algorithm.roles import POLICY, REFERENCE, ROLES
 from rft.batch.balance import Balance
 from rft.batch.scores import Scoring
 from rft.data.base import Source, given_texts
@@ -33,9 +29,9 @@ from rft.report.run_page import RUN_REPORT
 from rft.rollout.sampler import EngineSampler, Sampler
 from rft.rollout.source.base import RolloutContext
 from rft.setup.components import Components
-from rft.setup.constraints import check_lengths, check_ranks, check_tokenizer
+from rft.setup.constraints import check_lengths, check_ranks
 from rft.setup.datasets import Datasets, count_prompts
-from rft.setup.loadable import check_loadable, check_vocabulary
+from rft.setup.loadable import RunParts
 from rft.setup.row_checks import check_held_out
 from rft.setup.unread import notices, unread_keys
 from rft.train.checkpoint.checkpoints import Checkpoints
@@ -53,8 +49,6 @@ from rft.train.unsaved import UnsavedMemory
 
 class Job(Components):
     """A checked config, ready to run; see `Components`."""
-
-    reads_weights = True
 
     def fit(self, suffix: str, make_plan: MakePlan = no_plan) -> float:
         """Loads data and models, trains, and returns the value of the metric that the config names.
@@ -78,7 +72,7 @@ class Job(Components):
         models = [self.actor, *(self.helpers[role.key] for role in ROLES if role.writes(reads))]
         optimizers = [model.options["optimizer"] for model in models if model.factory.has_weights]
         decays = any(optimizer is not None and optimizer.decays for optimizer in optimizers)
-        unread = frozenset({*unread_keys(self.parts), *(() if decays else STEPS)})
+        unread = frozenset({*unread_keys(self), *(() if decays else STEPS)})
         wanted = Path(self.run.output_dir + suffix)
         return RunCommand(wanted, public_config(self.config), self.run.step_count(), unread)
 
@@ -131,93 +125,24 @@ class Job(Components):
         Raises:
             Problems: the tokenizer or the rows to train on cannot be read.
         """
-        run, checks, fields = self.run, self.check, sorted(self.needs)
+        run, check, made = self.run, self.check, RunParts(self)
+        self.policy = made
         self.check_dependencies()
-        checks.run(lambda: check_ranks(run.batch, ranks))
-        checks.make("tokenizer", self.tokenizer.build)
-        checks.make("processor", self.make_processor, "tokenizer")
-        checks.make("encoder", self.make_encoder, "tokenizer", "processor")
-        checks.make("rows", lambda: self.train.build(key="data.train"))
-        checks.make("stream", lambda rows: rows.stream(fields) if run.data.streaming else None, "rows")
-        checks.make(
-            "train", lambda rows, stream: rows.load(fields) if stream is None else stream.preview(), "rows", "stream"
-        )
-        if self.facts.sampled != "never":
-            checks.run(lambda rows: self.check_sampled(rows, self.facts.scores), "train")
-        checks.add("held_out", self.load_held_out())
-        checks.make("canary", self.load_canary)
-        checks.run(run.data.check_apart)
-        checks.make("model_config", partial(self.read_loadable_config, self.actor), "tokenizer")
-        checks.run(check_tokenizer, "tokenizer", "model_config")
-        checks.run(self.check_engine_model, "model_config", "tokenizer", "processor")
-        if ROUTER_BALANCE in self.algorithm.policy.outputs:
-            checks.run(check_routers, "model_config")
-        for role in ROLES:
-            checks.run(partial(self.check_helper, role), "tokenizer")
-        for model in (self.actor, *self.helpers.values()):
-            checks.run(partial(self.check_model_parts, model), "tokenizer")
-        checks.run(partial(self.source.factory.check_tokens, self.source.options, self.check_context), "encoder")
+        check.run(check_ranks, run.batch, ranks)
+        made.check_all()
         counting = self.counting_world(world)
-        if not checks.has("tokenizer", "encoder", "train") or self.processor is not None:
-            checks.end()  # a processor takes long to count the tokens of all rows
-        names = ("tokenizer", "encoder", "train", "held_out", "stream")
-        tokenizer, encoder, train, held_out, stream = (checks.parts[name] for name in names)
-        canary = checks.parts["canary"] if checks.has("canary") else ()
-        loaded = Datasets(tokenizer, encoder, train, held_out, Lengths(counting, encoder, run.cache), stream, canary)
-        others = {name: rows for name, rows in held_out.items() if run.data.held_out()[name] != run.data.train}
+        if made.unmade & {"tokenizer", "encoder", "train"} or self.processor is not None:
+            check.end()  # a processor takes long to count the tokens of all rows
+        canary = made.if_made(lambda: made.canary) or ()
+        lengths = Lengths(counting, made.encoder, run.cache)
+        loaded = Datasets(made.tokenizer, made.encoder, made.train, made.held_out, lengths, made.stream, canary)
+        others = {name: rows for name, rows in loaded.held_out.items() if run.data.held_out()[name] != run.data.train}
         compared = ("prompt",) if self.grader is None else self.grader.fields
-        checks.run(lambda: check_held_out(train, others, compared, counting, loaded.messages.append))
-        checks.run(partial(self.fit_rows, loaded), "model_config")
+        check.run(check_held_out, made.train, others, compared, counting, loaded.messages.append)
+        check.run(lambda: self.fit_rows(loaded, made.model_config))
         if run.epochs is not None:
             loaded.messages.append(self.count_steps(len(loaded.train)))
         return loaded
-
-    def read_model_config(self, model: Target, tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig:
-        """The config of a model, without its weights.
-
-        Args:
-            tokenizer: its size is the vocabulary size of a new model.
-        """
-        path, new, trusted = (model.options[name] for name in ("path", "model_config", "trust_remote_code"))
-        return read_config(path, new, vocabulary_size(tokenizer), model.key, trusted, self.processor is not None)
-
-    def read_loadable_config(self, model: Target, tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig:
-        """As `read_model_config`, of a model that can be built and loaded, and that knows all tokens."""
-        config, path = self.read_model_config(model, tokenizer), model.options["path"]
-        head, media = model.options["head"], self.processor is not None
-        check_loadable(config, path, head, model.key, self.reads_weights, media)
-        if path is not None:
-            check_vocabulary(config, tokenizer, path, model.key)
-        return config
-
-    def check_helper(self, role: Role, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Checks the model of a role if the run loads it.
-
-        Raises:
-            ValueError: names the key and the cure.
-        """
-        precomputed = role is REFERENCE and self.precompute  # a resumed run reads the file, and needs no model
-        if role.writes(self.algorithm.reads()) and not (precomputed or self.starts_as_policy(role)):
-            model = self.helpers[role.key]
-            temperature = 1.0 if self.facts.sampled == "never" else self.run.rollout.temperature
-            model.factory.check(model.options, role.key, tokenizer, temperature)
-            if model.factory.has_weights:
-                self.read_loadable_config(model, tokenizer)
-
-    def check_model_parts(self, model: Target, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Checks that `frozen` and `lr_factors` name parameters of the model, and that Liger knows it.
-
-        Raises:
-            ValueError: names the key and the cure.
-        """
-        if not model.factory.has_weights:
-            return
-        options, optimizers = model.options, {f"{model.key}.optimizer": model.options["optimizer"]}
-        if model is self.actor and self.run.warmup is not None:
-            optimizers["warmup.optimizer"] = self.run.warmup.optimizer
-        factors = {key: each.lr_factors for key, each in optimizers.items() if each is not None and each.lr_factors}
-        if options["frozen"] or factors or (options["liger"] and (options["path"] or options["model_config"])):
-            check_parts(self.read_model_config(model, tokenizer), options, factors, model.key)
 
     def fit_rows(self, loaded: Datasets, model_config: PretrainedConfig) -> None:
         """Drops or cuts long rows, and adds a message to `check` if a remaining row is too long for the model."""
@@ -341,7 +266,7 @@ class Job(Components):
                 eval_every=run.eval.every,
                 stop_at=None,
                 sampler=run.algorithm.sampler,
-                schedules=self.schedules,
+                schedules=[*self.schedules.values()],
             )
         )
         models = {POLICY: policy, **helpers}
