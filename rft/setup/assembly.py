@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from rft.actor.base import ColumnModel, ModelContext, TrainableModel, trainable
+from rft.actor.optim.optimizer import Optimizer
 from rft.actor.precomputed import REF_LOGPROBS, PrecomputedReference
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.roles import POLICY, REFERENCE, ROLES
@@ -191,27 +192,10 @@ class Job(Components):
             scoring: replaces that of the reward.
             chosen: the folder of the run; None where no run is continued.
         """
-        run, reads = self.run, self.algorithm.reads()
-        context = self.model_context(world, loaded)
-
-        def model(target: Target) -> ColumnModel:
-            made: ColumnModel = target.build(context=context.of(target.key))
-            return made
-
-        policy = trainable(model(self.actor))
-        helpers: dict[str, ColumnModel] = {}
-        for role in ROLES:
-            if role.writes(reads):
-                copied = self.starts_as_policy(role)
-                if role is REFERENCE and self.precompute:
-                    load = (lambda: policy) if copied else partial(model, self.helpers[role.key])
-                    file = folder / REF_LOGPROBS
-                    helpers[role.key] = PrecomputedReference(context.of(role.key), load, copied, file)
-                else:
-                    shared = policy.frozen_copy(role.key) if copied and role.loss is None else None
-                    helpers[role.key] = shared or model(self.helpers[role.key])
+        run, context = self.run, self.model_context(world, loaded)
+        models = self.build_models(context, folder)
+        policy = trainable(models[POLICY])
         sampler = self.start_sampler(world, policy, loaded, folder)
-        answerer = self.answerer(loaded.encoder, sampler)
 
         def logprobs(batch: TensorDict) -> Tensor:
             return policy.compute(batch, ("logprobs",), run.rollout.temperature)["logprobs"]
@@ -235,47 +219,15 @@ class Job(Components):
             made: Source = target.build(context=context)
             return made
 
-        stages = []
-        if run.warmup is not None:
-            assert self.warmup_source is not None and self.warmup_algorithm is not None
-            stages.append(
-                Stage(
-                    name="warmup",
-                    source=source(self.warmup_source, run.warmup.rows, self.warmup_algorithm),
-                    algorithm=self.warmup_algorithm,
-                    steps=run.warmup.steps,
-                    minibatches=1,
-                    epochs=1,
-                    optimizer=run.warmup.optimizer,
-                    eval_every=run.warmup.eval_every,
-                    stop_at=run.warmup.stop_at,
-                    sampler=POLICY,
-                    schedules=[],
-                )
-            )
+        answerer = self.answerer(loaded.encoder, sampler)
         assert policy.optimizer_options is not None
-        stages.append(
-            Stage(
-                name="train",
-                source=source(self.source, run.batch.prompts, self.algorithm),
-                algorithm=self.algorithm,
-                steps=run.step_count(),
-                minibatches=run.batch.minibatches,
-                epochs=run.batch.epochs,
-                optimizer=policy.optimizer_options,
-                eval_every=run.eval.every,
-                stop_at=None,
-                sampler=run.algorithm.sampler,
-                schedules=[*self.schedules.values()],
-            )
-        )
-        models = {POLICY: policy, **helpers}
+        stages = self.build_stages(source, policy.optimizer_options)
         evaluator = self.evaluator(world, models, sampler, loaded.encoder, loaded.held_out)
         trainer = Trainer(
             world=world,
             models=models,
             balance=Balance(world, policy.work, policy.balance_unit, run.batch.balance),
-            copies=[helpers[role.key] for role in ROLES if role.key in helpers and self.starts_as_policy(role)],
+            copies=[models[role.key] for role in ROLES if role.key in models and self.starts_as_policy(role)],
             sampler=sampler,
             evaluator=evaluator if loaded.held_out else None,
             canary=self.canary_probe(world, loaded, sampler),
@@ -295,6 +247,69 @@ class Job(Components):
             seed=run.seed,
         )
         return trainer, stages
+
+    def build_models(self, context: ModelContext, folder: Path) -> dict[str, ColumnModel]:
+        """The policy, and the models beside it whose columns the algorithm reads, by their keys."""
+
+        def model(target: Target) -> ColumnModel:
+            made: ColumnModel = target.build(context=context.of(target.key))
+            return made
+
+        reads, policy = self.algorithm.reads(), trainable(model(self.actor))
+        models: dict[str, ColumnModel] = {POLICY: policy}
+        for role in ROLES:
+            if role.writes(reads):
+                copied = self.starts_as_policy(role)
+                if role is REFERENCE and self.precompute:
+                    load = (lambda: policy) if copied else partial(model, self.helpers[role.key])
+                    file = folder / REF_LOGPROBS
+                    models[role.key] = PrecomputedReference(context.of(role.key), load, copied, file)
+                else:
+                    shared = policy.frozen_copy(role.key) if copied and role.loss is None else None
+                    models[role.key] = shared or model(self.helpers[role.key])
+        return models
+
+    def build_stages(self, source: Callable[[Target, int, Algorithm], Source], optimizer: Optimizer) -> list[Stage]:
+        """The stages of the run.
+
+        Args:
+            source: builds a source that draws so many prompts a step for an algorithm.
+            optimizer: of the policy in the last stage.
+        """
+        run, stages = self.run, []
+        if run.warmup is not None:
+            assert self.warmup_source is not None and self.warmup_algorithm is not None
+            stages.append(
+                Stage(
+                    name="warmup",
+                    source=source(self.warmup_source, run.warmup.rows, self.warmup_algorithm),
+                    algorithm=self.warmup_algorithm,
+                    steps=run.warmup.steps,
+                    minibatches=1,
+                    epochs=1,
+                    optimizer=run.warmup.optimizer,
+                    eval_every=run.warmup.eval_every,
+                    stop_at=run.warmup.stop_at,
+                    sampler=POLICY,
+                    schedules=[],
+                )
+            )
+        stages.append(
+            Stage(
+                name="train",
+                source=source(self.source, run.batch.prompts, self.algorithm),
+                algorithm=self.algorithm,
+                steps=run.step_count(),
+                minibatches=run.batch.minibatches,
+                epochs=run.batch.epochs,
+                optimizer=optimizer,
+                eval_every=run.eval.every,
+                stop_at=None,
+                sampler=run.algorithm.sampler,
+                schedules=[*self.schedules.values()],
+            )
+        )
+        return stages
 
     def canary_probe(self, world: World, loaded: Datasets, sampler: Sampler) -> CanaryProbe | None:
         """What answers the canary tasks; None if there are none."""
