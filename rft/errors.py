@@ -8,10 +8,13 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 LISTED = 5  # names in a message
+T = TypeVar("T")
+Check = Callable[[], Iterable[str] | None]  # yields messages, or raises a ValueError, if something is wrong
 
 
 class Problems(ValueError):
@@ -108,65 +111,33 @@ def at_step(step: int) -> Iterator[None]:
         raise FunctionError(f"step {step}: {error}") from error.__cause__
 
 
+class Unmade(Exception):
+    """A part could not be made. Its mistakes are collected already, and what reads it is skipped."""
+
+
 class Checks:
     """Runs checks one after another and collects the messages of those that fail.
 
-    Checks use parts, which `add` and `make` store by name. If a part could not be made, its message is stored, and the
-    checks that need the part are skipped.
-
-        checks = Checks()
-        checks.add("metric", "accuracy")
-        checks.make("reward", lambda: build_reward(node))  # checks.parts["reward"] is what the function returns
-        checks.run(check_metric, "metric", "reward")       # calls check_metric(<the metric>, <the reward>)
-        checks.end()                                       # raises Problems with all messages
-
     Attributes:
         messages: those of the checks that have failed so far.
-        parts: the parts made so far, by name.
     """
 
     def __init__(self) -> None:
         self.messages: list[str] = []
-        self.parts: dict[str, Any] = {}
-        self._failed: set[str] = set()
 
-    def add(self, name: str, part: Any) -> None:
-        """Stores a part."""
-        self.parts[name] = part
-        self._failed.discard(name)
-
-    def fail(self, *names: str) -> None:
-        """Marks parts as failed; the caller has stored the message."""
-        self._failed |= set(names)
-
-    def make(self, name: str, function: Callable[..., Any], *needs: str) -> None:
-        """Stores what `function` returns as a part.
+    def run(self, check: Callable[..., Iterable[str] | None], *arguments: Any) -> None:
+        """Calls a check; one that reads an unmade part is skipped.
 
         Args:
-            name: the name of the new part.
-            function: takes the parts that it needs; raises a ValueError if something is wrong with them.
-            needs: the names of these parts, in the order of the parameters.
+            check: yields messages, or raises a ValueError, if something is wrong.
         """
-        self.fail(name)
-        if self.has(*needs):
-            try:
-                self.add(name, function(*(self.parts[need] for need in needs)))
-            except ValueError as error:
-                self.messages += messages_of(error)
-
-    def run(self, check: Callable[..., Iterable[str] | None], *needs: str) -> None:
-        """Calls a check.
-
-        Args:
-            check: takes the parts that it needs; yields messages, or raises a ValueError, if something is wrong.
-            needs: the names of these parts, in the order of the parameters.
-        """
-        if self.has(*needs):
-            try:
-                for message in check(*(self.parts[need] for need in needs)) or ():
-                    self.messages.append(message)
-            except ValueError as error:
-                self.messages += messages_of(error)
+        try:
+            for message in check(*arguments) or ():
+                self.messages.append(message)
+        except Unmade:
+            pass
+        except ValueError as error:
+            self.messages += messages_of(error)
 
     def attempt(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """What `function` returns; None if it raises a ValueError, whose message is stored."""
@@ -176,14 +147,85 @@ class Checks:
             self.messages += messages_of(error)
             return None
 
-    def has(self, *names: str) -> bool:
-        """Whether none of these parts has failed."""
-        return self._failed.isdisjoint(names)
-
     def end(self) -> None:
         """Raises Problems if there are messages."""
         if self.messages:
             raise Problems(self.messages)
+
+
+class Checked:
+    """An object whose parts and checks are methods; all mistakes in them are collected.
+
+        class Shop(Checked):
+            @part
+            def price(self) -> int:
+                return int(self.text)  # made once; a ValueError is collected
+
+            @checks
+            def sums(self) -> Iterator[Check]:
+                yield lambda: check_price(self.price)  # skipped if there is no price
+
+    Args:
+        check: collects the mistakes; by default a new one.
+
+    Attributes:
+        check: has the messages of all mistakes so far; `check.end` raises them.
+    """
+
+    def __init__(self, check: Checks | None = None) -> None:
+        self.check = Checks() if check is None else check
+        self.unmade = set[str]()
+
+    def check_all(self) -> None:
+        """Makes all parts and runs all checks in the order of their definitions, those of base classes first."""
+        for kind in reversed(type(self).__mro__):
+            for name, member in vars(kind).items():
+                if isinstance(member, part):
+                    self.if_made(partial(getattr, self, name))
+                elif isinstance(member, checks):
+                    for check in member.listed(self):
+                        self.check.run(check)
+
+    def if_made(self, read: Callable[[], T]) -> T | None:
+        """What `read` returns; None if it reads an unmade part."""
+        try:
+            return read()
+        except Unmade:
+            return None
+
+
+class part(Generic[T]):
+    """An attribute that its method makes when it is first read.
+
+    If the method raises a ValueError, the message is collected. Every read then raises `Unmade`.
+    """
+
+    def __init__(self, make: Callable[[Any], T]) -> None:
+        self.make = make
+        self.__doc__ = make.__doc__
+
+    def __set_name__(self, owner: type[Checked], name: str) -> None:
+        self.name = name
+
+    def __get__(self, owner: Any, kind: type) -> T:
+        if self.name in owner.unmade:
+            raise Unmade(self.name)
+        owner.unmade.add(self.name)
+        try:
+            made = self.make(owner)
+        except ValueError as error:
+            owner.check.messages += messages_of(error)
+            raise Unmade(self.name) from error
+        owner.unmade.remove(self.name)
+        vars(owner)[self.name] = made
+        return made
+
+
+class checks:
+    """A method that yields checks, functions without arguments; each is run alone."""
+
+    def __init__(self, listed: Callable[[Any], Iterable[Check]]) -> None:
+        self.listed = listed
 
 
 def build_each(build: Callable[[str, Any], Any], nodes: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,9 +234,9 @@ def build_each(build: Callable[[str, Any], Any], nodes: Mapping[str, Any]) -> di
     Raises:
         Problems: the messages of all entries.
     """
-    checks = Checks()
-    found = {name: checks.attempt(build, name, node) for name, node in nodes.items()}
-    checks.end()
+    check = Checks()
+    found = {name: check.attempt(build, name, node) for name, node in nodes.items()}
+    check.end()
     return found
 
 

@@ -4,10 +4,22 @@ import pickle
 
 import pytest
 
-from rft.errors import Checks, FunctionError, Problems, at_step, build_each, naming, surviving
+from rft.errors import (
+    Checked,
+    Checks,
+    FunctionError,
+    Problems,
+    Unmade,
+    at_step,
+    build_each,
+    checks,
+    naming,
+    part,
+    surviving,
+)
 from rft.main import explain
 from rft.setup.assembly import Job
-from rft.setup.parts import check_config
+from rft.setup.parts import Parts
 
 
 def refuse(message):
@@ -40,28 +52,81 @@ def test_what_a_check_has_yielded_before_it_raises_is_kept():
     assert checks.messages == ["first", "second"]
 
 
-def test_nothing_is_raised_where_nothing_is_wrong():
-    checks = Checks()
-    assert checks.attempt(int, "3") == 3
-    checks.make("three", lambda: 3)
-    checks.make("six", lambda three: 2 * three, "three")
-    checks.run(lambda six, three: None if six == 2 * three else ["not double"], "six", "three")
-    checks.end()
-    assert checks.parts == {"three": 3, "six": 6}
+class Shop(Checked):
+    """Parts of a loss, an objective and steps, made of texts."""
+
+    def __init__(self, loss, steps):
+        super().__init__()
+        self.texts, self.made = {"loss": loss, "steps": steps}, []
+
+    @part
+    def loss(self):
+        self.made.append("loss")
+        return int(self.texts["loss"])
+
+    @part
+    def objective(self):
+        self.made.append("objective")
+        return 2 * self.loss
+
+    @checks
+    def sums(self):
+        yield lambda: [f"{self.objective} is not 6"] if self.objective != 6 else None
+
+    @part
+    def steps(self):
+        self.made.append("steps")
+        return int(self.texts["steps"])
+
+    @checks
+    def several(self):
+        yield lambda: [f"{self.steps} steps of {self.loss}"]
+        yield lambda: [f"{self.steps} steps"]
 
 
-def test_a_check_that_needs_what_has_failed_is_left_out():
-    checks = Checks()
-    checks.make("loss", lambda: refuse("no such loss"))
-    checks.make("objective", lambda loss: loss.name, "loss")
-    checks.fail("steps")
-    for needs in (("loss",), ("objective",), ("steps",)):
-        checks.run(lambda _: refuse("it was not left out"), *needs)
-    assert checks.messages == ["no such loss"] and checks.parts == {}
-    assert not checks.has("objective") and checks.has()
-    checks.add("steps", 3)
-    checks.run(lambda steps: [f"{steps} steps"], "steps")
-    assert checks.messages[1:] == ["3 steps"]
+class LargeShop(Shop):
+    @part
+    def loss(self):
+        return 10 * int(self.texts["loss"])
+
+    @checks
+    def own(self):
+        yield lambda: [f"large {self.loss}"]
+
+
+def test_parts_are_made_once_and_checked_in_the_order_of_their_definitions():
+    shop = Shop("3", "4")
+    assert shop.objective == 6 and shop.made == ["objective", "loss"]
+    shop.check_all()
+    assert (shop.loss, shop.steps, shop.made) == (3, 4, ["objective", "loss", "steps"])
+    assert shop.check.messages == ["4 steps of 3", "4 steps"] and shop.unmade == set()
+
+
+def test_what_reads_a_part_that_failed_is_skipped_and_its_mistake_is_reported_once():
+    shop = Shop("no", "4")
+    shop.check_all()
+    assert shop.check.messages == ["invalid literal for int() with base 10: 'no'", "4 steps"]
+    assert shop.unmade == {"loss", "objective"} and shop.made == ["loss", "objective", "steps"]
+    assert shop.if_made(lambda: shop.objective) is None and shop.if_made(lambda: shop.steps) == 4
+    with pytest.raises(Unmade, match="loss"):
+        _ = shop.loss
+    shop = Shop("1", "many")
+    shop.check_all()
+    assert shop.check.messages == ["2 is not 6", "invalid literal for int() with base 10: 'many'"]
+
+
+def test_a_subclass_replaces_a_part_and_adds_its_checks_at_the_end():
+    shop = LargeShop("3", "4")
+    shop.check_all()
+    assert shop.check.messages == ["60 is not 6", "4 steps of 30", "4 steps", "large 30"]
+
+
+def test_objects_may_collect_their_mistakes_together():
+    check = Checks()
+    for shop in (Shop("3", "many"), LargeShop("x", "4")):
+        shop.check = check
+        shop.check_all()
+    assert [message.split()[-1] for message in check.messages] == ["'many'", "'x'", "steps"]
 
 
 def test_other_errors_are_mistakes_of_ours_and_pass():
@@ -69,9 +134,9 @@ def test_other_errors_are_mistakes_of_ours_and_pass():
     with pytest.raises(KeyError):
         checks.run(lambda: {}["key"])
     with pytest.raises(AttributeError):
-        checks.make("part", lambda: "text".nothing)
-    with pytest.raises(KeyError, match="never made"):
-        checks.run(lambda _: None, "never made")
+        Shop(None, "3").steps.nothing  # noqa: B018
+    with pytest.raises(TypeError):
+        Shop(None, "3").check_all()
 
 
 def test_the_mistakes_of_all_entries_are_found_together():
@@ -165,10 +230,15 @@ def test_a_misspelt_option_is_not_called_missing_as_well(resolved):
 
 
 def test_parts_that_are_wrong_do_not_stop_the_others(resolved):
-    checks = check_config(resolved("seed=x", "algorithm.loss.name=luck"), {})
-    assert keys(checks.messages) == ["seed", "algorithm.loss.name"]
-    assert checks.parts["run.batch"].prompts == 32 and checks.parts["train"].key == "data.train"
-    assert not checks.has("run.seed") and not checks.has("algorithm")
+    parts = Parts(resolved("seed=x", "algorithm.loss.name=luck"))
+    parts.check_all()
+    assert keys(parts.check.messages) == ["seed", "algorithm.loss.name"]
+    assert parts.run.batch.prompts == 32 and parts.train.key == "data.train"
+    assert {"root", "algorithm"} <= parts.unmade and "train" not in parts.unmade
+    with pytest.raises(Unmade, match="seed"):
+        _ = parts.run.seed
+    with pytest.raises(AttributeError):
+        _ = parts.run.sed
 
 
 def test_other_ranks_are_told_the_same():
@@ -195,14 +265,14 @@ def test_an_error_of_a_users_function_names_the_function_the_line_and_the_step()
 
 
 def test_an_error_of_a_function_of_this_package_is_left_as_it_is():
-    with pytest.raises(ZeroDivisionError), at_step(3), naming("a check", check_config):
+    with pytest.raises(ZeroDivisionError), at_step(3), naming("a check", Parts):
         divide()
 
 
 def test_what_survives_is_a_warning_with_the_place_of_the_error():
     warnings = []
     with surviving("the report", warnings.append):
-        Checks().parts["page"]
+        {}["page"]
     with surviving("the report", warnings.append):
         several(["one"])
     with pytest.raises(KeyboardInterrupt), surviving("the report", warnings.append):

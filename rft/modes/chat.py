@@ -42,7 +42,7 @@ def talk(job: Answering, sampler: Sampler, console: Console) -> int:
     """Answers line after line; a line that fails is reported and dropped. Returns the number of answers."""
     run, turns = job.run, job.run.data.template != "none"
     sampling = run.rollout.untruncated(0.0) if run.chat.greedy else run.rollout
-    context = job.model_config.get_text_config().max_position_embeddings
+    context = job.policy.model_config.get_text_config().max_position_embeddings
     opening: list[dict[str, str]] = []  # the encoder prepends data.system
     history, answers = list(opening), 0
     while True:
@@ -64,7 +64,7 @@ def talk(job: Answering, sampler: Sampler, console: Console) -> int:
             continue
         turns_so_far = [*history, {"role": "user", "content": line}]
         try:
-            prompt = job.encoder.prompt({"prompt": turns_so_far if turns else line})
+            prompt = job.policy.encoder.prompt({"prompt": turns_so_far if turns else line})
         except ValueError as error:
             console.print(Text(printable(redact(f"the prompt cannot be encoded: {error}")), style="red"))
             continue

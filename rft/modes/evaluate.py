@@ -78,7 +78,7 @@ def measure(job: Answering, console: Console) -> float:
         fit_held_out_texts(sets, lengths, run, check, limit, job.held_out_given, console.print)
         encoder.text_limit = limit
 
-    check.run(fit, "encoder", "model_config")
+    check.run(lambda: fit(job.policy.encoder, job.policy.model_config))
     check.end()
     results: Mapping[str, SetResult] = {}
     with job.measuring(sets) as evaluator, display(job.world, console) as shown:

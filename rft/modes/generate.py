@@ -7,7 +7,7 @@ resuming with another input or setting is an error. Chunk size and number of pro
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from rft.data.encode.parts import normalize_media, with_data_urls
 from rft.data.rows.files import find_files, read_rows
 from rft.data.rows.lazy import Row, Rows
 from rft.data.rows.sources import check_text, refuse_agents, require
+from rft.errors import Check, Checked, checks, part
 from rft.logger.history import write_atomically
 from rft.modes.model import Answering, display
 from rft.rollout.engine.base import Completion, Request, row_seed
@@ -28,6 +29,36 @@ from rft.rollout.sampler import Sampler
 from rft.setup.constraints import check_lengths
 
 KEY = "generate.input"
+
+
+class Input(Checked):
+    """The rows of `generate.input`, and their prompts as tokens.
+
+    Args:
+        job: its model is found; its `check` collects the mistakes.
+    """
+
+    def __init__(self, job: Answering) -> None:
+        super().__init__(job.check)
+        self.job = job
+
+    @part
+    def rows(self) -> Rows:
+        return read(self.job.run.generate.input, self.job.run.generate.prompt)
+
+    @part
+    def prompts(self) -> list[list[int]]:
+        rows, encoder, field = self.rows, self.job.policy.encoder, self.job.run.generate.prompt
+        return list(encoder.prompts([{"prompt": row[field]} for row in rows]))
+
+    @checks
+    def _lengths(self) -> Iterator[Check]:
+        yield lambda: check_lengths(
+            KEY,
+            [len(prompt) for prompt in self.prompts],
+            self.job.policy.model_config,
+            self.job.run.rollout.max_new_tokens,
+        )
 
 
 def generate(config: dict[str, Any], console: Console) -> float:
@@ -52,24 +83,12 @@ def generate(config: dict[str, Any], console: Console) -> float:
 
 def complete_rows(job: Answering, console: Console) -> float:
     """Reads the input and the model, and writes the rows that the output lacks; otherwise as `generate`."""
-    run, options, check = job.run, job.run.generate, job.check
+    options, check = job.run.generate, job.check
     job.find(options.checkpoint, "generate.checkpoint")
-    check.make("rows", lambda: read(options.input, options.prompt))
-    check.make(
-        "prompts",
-        lambda rows, encoder: encoder.prompts([{"prompt": row[options.prompt]} for row in rows]),
-        "rows",
-        "encoder",
-    )
-    check.run(
-        lambda prompts, model_config: check_lengths(
-            "generate.input", [len(prompt) for prompt in prompts], model_config, run.rollout.max_new_tokens
-        ),
-        "prompts",
-        "model_config",
-    )
+    given = Input(job)
+    given.check_all()
     check.end()
-    rows, prompts = check.parts["rows"], check.parts["prompts"]
+    rows, prompts = given.rows, given.prompts
     world, output, total = job.world, Path(options.output), len(rows)
     done: int = world.decide(lambda: resume(output, origin(job), options.chunk, total))
     with display(world, console) as shown:

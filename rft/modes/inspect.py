@@ -23,9 +23,9 @@ from rft.distributed import SINGLE_PROCESS
 from rft.registry import Target
 from rft.sanitize import printable
 from rft.setup.assembly import Job
+from rft.setup.classes import facts_of
 from rft.setup.constraints import prefixed
 from rft.setup.datasets import Datasets
-from rft.setup.parts import facts_of
 
 TRAINED, READ, SPECIAL = "bold green", "dim", "reverse"
 MARKS = ("\u27e6", "\u27e7")  # around trained tokens, on a console without colours

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -15,23 +14,56 @@ from rft.actor.forward.vocabulary import vocabulary_size
 from rft.actor.init import check_classifier, load_model, read_config
 from rft.actor.model import add_end_tokens, empty_like
 from rft.algorithm.roles import POLICY
-from rft.data.encode.encoder import Encoder
 from rft.data.encode.tokenizer import pretrained
 from rft.data.rows.lazy import Rows
 from rft.distributed import World
+from rft.errors import Check, checks, part
 from rft.evaluation.base import Evaluator
 from rft.logger.console import RunConsole
 from rft.logger.history import rank_key
 from rft.logger.log import SilentLog
 from rft.rollout.sampler import EngineSampler, Sampler
-from rft.setup.components import Components
-from rft.setup.constraints import check_tokenizer
+from rft.setup.components import Components, PolicyParts
 from rft.setup.loadable import check_vocabulary
 from rft.train.checkpoint.manifest import read_manifest
 from rft.train.checkpoint.names import checkpoints_in, step_of
 from rft.train.folder.run_folder import CHECKPOINTS, CONFIG, scratch
 
 Which = Literal["latest", "best"] | int | None
+
+
+class FoundPolicy(PolicyParts):
+    """The policy of a checkpoint, or the model that `actor` names.
+
+    Args:
+        job: the checked config.
+        found: the model folder of the checkpoint; None for the model that `actor` names.
+    """
+
+    def __init__(self, job: Components, found: Path | None) -> None:
+        super().__init__(job)
+        self.found = found
+
+    @part
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        trusted, found = self.job.run.actor["trust_remote_code"], self.found
+        if found is not None:
+            return pretrained(path=str(found), trust_remote_code=trusted)
+        made: PreTrainedTokenizerBase = self.job.tokenizer.build()
+        return made
+
+    @part
+    def model_config(self) -> PretrainedConfig:
+        actor, size, media = self.job.run.actor, vocabulary_size(self.tokenizer), self.processor is not None
+        path, new = (actor["path"], actor["model_config"]) if self.found is None else (str(self.found), None)
+        return read_config(path, new, size, POLICY, actor["trust_remote_code"], media)
+
+    @checks
+    def _config(self) -> Iterator[Check]:
+        yield from self.check_config()
+        path = self.job.run.actor["path"] if self.found is None else str(self.found)
+        if path is not None:
+            yield lambda: check_vocabulary(self.model_config, self.tokenizer, path, POLICY)
 
 
 class Answering(Components):
@@ -70,67 +102,28 @@ class Answering(Components):
         self.place_reward(self.world)
         found = self.world.decide(lambda: find_checkpoint(Path(run.output_dir), which, key))
         path, model_config = (run.actor["path"], run.actor["model_config"]) if found is None else (str(found), None)
-        trusted = run.actor["trust_remote_code"]
         self._path = path
         self.title = path or f"a new {run.actor['model_config']['model_type']}, untrained"
-        check.make(
-            "tokenizer",
-            lambda: self.tokenizer.build() if found is None else pretrained(path=str(found), trust_remote_code=trusted),
-        )
-        check.make("processor", self.make_processor, "tokenizer")
-        check.make("encoder", self.make_encoder, "tokenizer", "processor")
-        check.make(
-            "model_config",
-            lambda tokenizer, processor: read_config(
-                path, model_config, vocabulary_size(tokenizer), "actor", trusted, processor is not None
-            ),
-            "tokenizer",
-            "processor",
-        )
-        check.run(check_tokenizer, "tokenizer", "model_config")
-        check.run(self.check_engine_model, "model_config", "tokenizer", "processor")
-        if path is not None:
-            check.run(partial(check_vocabulary, path=path, key=POLICY), "model_config", "tokenizer")
+        self.policy = FoundPolicy(self, found)
+        self.policy.check_all()
         if scores and self.grader is not None and found is not None:
-            check.run(
-                lambda model_config: check_classifier(
-                    model_config, self.actor.options["head"], f"{key}={which}: {found}"
-                ),
-                "model_config",
-            )
+            head, where = self.actor.options["head"], f"{key}={which}: {found}"
+            check.run(lambda: check_classifier(self.policy.model_config, head, where))
         self._model = {"path": path, "model_config": model_config}
-
-    @property
-    def encoder(self) -> Encoder:
-        """The encoder; `find` has made it."""
-        encoder: Encoder = self.check.parts["encoder"]
-        return encoder
-
-    @property
-    def model_config(self) -> PretrainedConfig:
-        """The config of the model; `find` has read it."""
-        model_config: PretrainedConfig = self.check.parts["model_config"]
-        return model_config
-
-    @property
-    def loaded_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer; `find` has made it."""
-        tokenizer: PreTrainedTokenizerBase = self.check.parts["tokenizer"]
-        return tokenizer
 
     @contextmanager
     def measuring(self, sets: dict[str, Rows]) -> Iterator[Evaluator]:
         """The evaluator of held-out sets, with the weights of the model. A collective."""
         if self.grader is None and self.given is None:
             with self.started() as sampler, closing(self.reward):
-                yield self.evaluator(self.world, {}, sampler, self.encoder, sets)
+                yield self.evaluator(self.world, {}, sampler, self.policy.encoder, sets)
         else:
             transformers_logging.disable_progress_bar()
             strategy = self.strategy.build(world=self.world)
             without_training = self._model | {"optimizer": None, "frozen": [], "ema": None}
-            context = self.policy_context(self.world, strategy, self.loaded_tokenizer, self.encoder)
+            context = self.policy_context(self.world, strategy, self.policy.tokenizer, self.policy.encoder)
             policy = self.actor.factory(context, **self.actor.options | without_training)
-            yield self.evaluator(self.world, {POLICY: policy}, None, self.encoder, sets)
+            yield self.evaluator(self.world, {POLICY: policy}, None, self.policy.encoder, sets)
 
     @contextmanager
     def started(self) -> Iterator[Sampler]:
@@ -138,10 +131,10 @@ class Answering(Components):
         run = self.run
         with scratch(self.world, run.output_dir, run.mode) as folder:
             transformers_logging.disable_progress_bar()
-            model = load_model(self._path, self.model_config, run.seed)
-            plain, media = empty_like(model, self.world.device), self.encoder.media_facts
-            add_end_tokens(plain, self.encoder.ends)
-            engine = self.make_engine(self.world, plain, self.loaded_tokenizer, folder, media)
+            model = load_model(self._path, self.policy.model_config, run.seed)
+            plain, media = empty_like(model, self.world.device), self.policy.encoder.media_facts
+            add_end_tokens(plain, self.policy.encoder.ends)
+            engine = self.make_engine(self.world, plain, self.policy.tokenizer, folder, media)
             sampler = EngineSampler(engine)
             try:
                 sampler.publish(0, model.state_dict().items())

@@ -7,16 +7,13 @@ from pathlib import Path
 
 from tensordict import TensorDict
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers import PretrainedConfig
 
 from rft.actor.base import ColumnModel, ModelContext, TrainableModel, trainable
-from rft.actor.forward.vocabulary import vocabulary_size
-from rft.actor.init import read_config
-from rft.actor.moe import ROUTER_BALANCE, check_routers
-from rft.actor.parts import check_parts
+from rft.actor.optim.optimizer import Optimizer
 from rft.actor.precomputed import REF_LOGPROBS, PrecomputedReference
 from rft.algorithm.algorithm import Algorithm
-from rft.algorithm.roles import POLICY, REFERENCE, ROLES, Role
+from rft.algorithm.roles import POLICY, REFERENCE, ROLES
 from rft.batch.balance import Balance
 from rft.batch.scores import Scoring
 from rft.data.base import Source, given_texts
@@ -33,9 +30,9 @@ from rft.report.run_page import RUN_REPORT
 from rft.rollout.sampler import EngineSampler, Sampler
 from rft.rollout.source.base import RolloutContext
 from rft.setup.components import Components
-from rft.setup.constraints import check_lengths, check_ranks, check_tokenizer
+from rft.setup.constraints import check_lengths, check_ranks
 from rft.setup.datasets import Datasets, count_prompts
-from rft.setup.loadable import check_loadable, check_vocabulary
+from rft.setup.loadable import RunParts
 from rft.setup.row_checks import check_held_out
 from rft.setup.unread import notices, unread_keys
 from rft.train.checkpoint.checkpoints import Checkpoints
@@ -73,8 +70,6 @@ class Changes:
 class Job(Components):
     """A checked config, ready to run; see `Components`."""
 
-    reads_weights = True
-
     def fit(self, suffix: str, make_plan: MakePlan = no_plan) -> float:
         """Loads data and models, trains, and returns the value of the metric that the config names.
 
@@ -97,9 +92,9 @@ class Job(Components):
         models = [self.actor, *(self.helpers[role.key] for role in ROLES if role.writes(reads))]
         optimizers = [model.options["optimizer"] for model in models if model.factory.has_weights]
         decays = any(optimizer is not None and optimizer.decays for optimizer in optimizers)
-        unread = frozenset({*unread_keys(self.parts), *(() if decays else STEPS)})
-        folder = Path(self.run.output_dir + suffix)
-        return RunCommand(folder, public_config(self.config), self.run.step_count(), unread)
+        unread = frozenset({*unread_keys(self), *(() if decays else STEPS)})
+        wanted = Path(self.run.output_dir + suffix)
+        return RunCommand(wanted, public_config(self.config), self.run.step_count(), unread)
 
     def train_in(
         self, chosen: RunFolder, world: World, loaded: Datasets, make_plan: MakePlan, watchdog: Watchdog
@@ -150,93 +145,24 @@ class Job(Components):
         Raises:
             Problems: the tokenizer or the rows to train on cannot be read.
         """
-        run, checks, fields = self.run, self.check, sorted(self.needs)
+        run, check, made = self.run, self.check, RunParts(self)
+        self.policy = made
         self.check_dependencies()
-        checks.run(lambda: check_ranks(run.batch, ranks))
-        checks.make("tokenizer", self.tokenizer.build)
-        checks.make("processor", self.make_processor, "tokenizer")
-        checks.make("encoder", self.make_encoder, "tokenizer", "processor")
-        checks.make("rows", lambda: self.train.build(key="data.train"))
-        checks.make("stream", lambda rows: rows.stream(fields) if run.data.streaming else None, "rows")
-        checks.make(
-            "train", lambda rows, stream: rows.load(fields) if stream is None else stream.preview(), "rows", "stream"
-        )
-        if self.facts.sampled != "never":
-            checks.run(lambda rows: self.check_sampled(rows, self.facts.scores), "train")
-        checks.add("held_out", self.load_held_out())
-        checks.make("canary", self.load_canary)
-        checks.run(run.data.check_apart)
-        checks.make("model_config", partial(self.read_loadable_config, self.actor), "tokenizer")
-        checks.run(check_tokenizer, "tokenizer", "model_config")
-        checks.run(self.check_engine_model, "model_config", "tokenizer", "processor")
-        if ROUTER_BALANCE in self.algorithm.policy.outputs:
-            checks.run(check_routers, "model_config")
-        for role in ROLES:
-            checks.run(partial(self.check_helper, role), "tokenizer")
-        for model in (self.actor, *self.helpers.values()):
-            checks.run(partial(self.check_model_parts, model), "tokenizer")
-        checks.run(partial(self.source.factory.check_tokens, self.source.options, self.check_context), "encoder")
+        check.run(check_ranks, run.batch, ranks)
+        made.check_all()
         counting = self.counting_world(world)
-        if not checks.has("tokenizer", "encoder", "train") or self.processor is not None:
-            checks.end()  # a processor takes long to count the tokens of all rows
-        names = ("tokenizer", "encoder", "train", "held_out", "stream")
-        tokenizer, encoder, train, held_out, stream = (checks.parts[name] for name in names)
-        canary = checks.parts["canary"] if checks.has("canary") else ()
-        loaded = Datasets(tokenizer, encoder, train, held_out, Lengths(counting, encoder, run.cache), stream, canary)
-        others = {name: rows for name, rows in held_out.items() if run.data.held_out()[name] != run.data.train}
+        if made.unmade & {"tokenizer", "encoder", "train"} or self.processor is not None:
+            check.end()  # a processor takes long to count the tokens of all rows
+        canary = made.if_made(lambda: made.canary) or ()
+        lengths = Lengths(counting, made.encoder, run.cache)
+        loaded = Datasets(made.tokenizer, made.encoder, made.train, made.held_out, lengths, made.stream, canary)
+        others = {name: rows for name, rows in loaded.held_out.items() if run.data.held_out()[name] != run.data.train}
         compared = ("prompt",) if self.grader is None else self.grader.fields
-        checks.run(lambda: check_held_out(train, others, compared, counting, loaded.messages.append))
-        checks.run(partial(self.fit_rows, loaded), "model_config")
+        check.run(check_held_out, made.train, others, compared, counting, loaded.messages.append)
+        check.run(lambda: self.fit_rows(loaded, made.model_config))
         if run.epochs is not None:
             loaded.messages.append(self.count_steps(len(loaded.train)))
         return loaded
-
-    def read_model_config(self, model: Target, tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig:
-        """The config of a model, without its weights.
-
-        Args:
-            tokenizer: its size is the vocabulary size of a new model.
-        """
-        path, new, trusted = (model.options[name] for name in ("path", "model_config", "trust_remote_code"))
-        return read_config(path, new, vocabulary_size(tokenizer), model.key, trusted, self.processor is not None)
-
-    def read_loadable_config(self, model: Target, tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig:
-        """As `read_model_config`, of a model that can be built and loaded, and that knows all tokens."""
-        config, path = self.read_model_config(model, tokenizer), model.options["path"]
-        head, media = model.options["head"], self.processor is not None
-        check_loadable(config, path, head, model.key, self.reads_weights, media)
-        if path is not None:
-            check_vocabulary(config, tokenizer, path, model.key)
-        return config
-
-    def check_helper(self, role: Role, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Checks the model of a role if the run loads it.
-
-        Raises:
-            ValueError: names the key and the cure.
-        """
-        precomputed = role is REFERENCE and self.precompute  # a resumed run reads the file, and needs no model
-        if role.writes(self.algorithm.reads()) and not (precomputed or self.starts_as_policy(role)):
-            model = self.helpers[role.key]
-            temperature = 1.0 if self.facts.sampled == "never" else self.run.rollout.temperature
-            model.factory.check(model.options, role.key, tokenizer, temperature)
-            if model.factory.has_weights:
-                self.read_loadable_config(model, tokenizer)
-
-    def check_model_parts(self, model: Target, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Checks that `frozen` and `lr_factors` name parameters of the model, and that Liger knows it.
-
-        Raises:
-            ValueError: names the key and the cure.
-        """
-        if not model.factory.has_weights:
-            return
-        options, optimizers = model.options, {f"{model.key}.optimizer": model.options["optimizer"]}
-        if model is self.actor and self.run.warmup is not None:
-            optimizers["warmup.optimizer"] = self.run.warmup.optimizer
-        factors = {key: each.lr_factors for key, each in optimizers.items() if each is not None and each.lr_factors}
-        if options["frozen"] or factors or (options["liger"] and (options["path"] or options["model_config"])):
-            check_parts(self.read_model_config(model, tokenizer), options, factors, model.key)
 
     def fit_rows(self, loaded: Datasets, model_config: PretrainedConfig) -> None:
         """Drops or cuts long rows, and adds a message to `check` if a remaining row is too long for the model."""
@@ -285,25 +211,11 @@ class Job(Components):
             chosen: the folder of the run; None where no run is continued.
             changes: of the mode; None for no changes.
         """
-        run, reads, context = self.run, self.algorithm.reads(), self.model_context(world, loaded)
+        run, context = self.run, self.model_context(world, loaded)
         changes = changes or Changes()
-
-        def model(target: Target) -> ColumnModel:
-            made: ColumnModel = target.build(context=context.of(target.key))
-            return made
-
-        policy, helpers = trainable(model(self.actor)), dict[str, ColumnModel]()
-        for role in ROLES:
-            if role.writes(reads):
-                copied = self.starts_as_policy(role)
-                if role is REFERENCE and self.precompute:
-                    load = (lambda: policy) if copied else partial(model, self.helpers[role.key])
-                    helpers[role.key] = PrecomputedReference(context.of(role.key), load, copied, folder / REF_LOGPROBS)
-                else:
-                    shared = policy.frozen_copy(role.key) if copied and role.loss is None else None
-                    helpers[role.key] = shared or model(self.helpers[role.key])
+        models = self.build_models(context, folder)
+        policy = trainable(models[POLICY])
         sampler = self.start_sampler(world, policy, loaded, folder)
-        answerer = self.answerer(loaded.encoder, sampler)
 
         def logprobs(batch: TensorDict) -> Tensor:
             return policy.compute(batch, ("logprobs",), run.rollout.temperature)["logprobs"]
@@ -327,48 +239,16 @@ class Job(Components):
             made: Source = target.build(context=context)
             return made
 
-        stages = []
-        if run.warmup is not None:
-            assert self.warmup_source is not None and self.warmup_algorithm is not None
-            stages.append(
-                Stage(
-                    name="warmup",
-                    source=source(self.warmup_source, run.warmup.rows, self.warmup_algorithm),
-                    algorithm=self.warmup_algorithm,
-                    steps=run.warmup.steps,
-                    minibatches=1,
-                    epochs=1,
-                    optimizer=run.warmup.optimizer,
-                    eval_every=run.warmup.eval_every,
-                    stop_at=run.warmup.stop_at,
-                    sampler=POLICY,
-                    schedules=[],
-                )
-            )
+        answerer = self.answerer(loaded.encoder, sampler)
         assert policy.optimizer_options is not None
-        stages.append(
-            Stage(
-                name="train",
-                source=source(self.source, run.batch.prompts, self.algorithm),
-                algorithm=self.algorithm,
-                steps=run.step_count(),
-                minibatches=run.batch.minibatches,
-                epochs=run.batch.epochs,
-                optimizer=policy.optimizer_options,
-                eval_every=run.eval.every,
-                stop_at=None,
-                sampler=run.algorithm.sampler,
-                schedules=self.schedules,
-            )
-        )
-        models = {POLICY: policy, **helpers}
+        stages = self.build_stages(source, policy.optimizer_options)
         evaluator = self.evaluator(world, models, sampler, loaded.encoder, loaded.held_out)
         canary = self.canary_probe(world, sampler, loaded.encoder, loaded.canary)
         trainer = Trainer(
             world=world,
             models=models,
             balance=Balance(world, policy.work, policy.balance_unit, run.batch.balance),
-            copies=[helpers[role.key] for role in ROLES if role.key in helpers and self.starts_as_policy(role)],
+            copies=[models[role.key] for role in ROLES if role.key in models and self.starts_as_policy(role)],
             sampler=sampler,
             evaluator=evaluator if loaded.held_out and changes.evaluates else None,
             canary=canary if loaded.canary and changes.probes else None,
@@ -388,6 +268,69 @@ class Job(Components):
             seed=run.seed,
         )
         return trainer, stages
+
+    def build_models(self, context: ModelContext, folder: Path) -> dict[str, ColumnModel]:
+        """The policy, and the models beside it whose columns the algorithm reads, by their keys."""
+
+        def model(target: Target) -> ColumnModel:
+            made: ColumnModel = target.build(context=context.of(target.key))
+            return made
+
+        reads, policy = self.algorithm.reads(), trainable(model(self.actor))
+        models: dict[str, ColumnModel] = {POLICY: policy}
+        for role in ROLES:
+            if role.writes(reads):
+                copied = self.starts_as_policy(role)
+                if role is REFERENCE and self.precompute:
+                    load = (lambda: policy) if copied else partial(model, self.helpers[role.key])
+                    file = folder / REF_LOGPROBS
+                    models[role.key] = PrecomputedReference(context.of(role.key), load, copied, file)
+                else:
+                    shared = policy.frozen_copy(role.key) if copied and role.loss is None else None
+                    models[role.key] = shared or model(self.helpers[role.key])
+        return models
+
+    def build_stages(self, source: Callable[[Target, int, Algorithm], Source], optimizer: Optimizer) -> list[Stage]:
+        """The stages of the run.
+
+        Args:
+            source: builds a source that draws so many prompts a step for an algorithm.
+            optimizer: of the policy in the last stage.
+        """
+        run, stages = self.run, []
+        if run.warmup is not None:
+            assert self.warmup_source is not None and self.warmup_algorithm is not None
+            stages.append(
+                Stage(
+                    name="warmup",
+                    source=source(self.warmup_source, run.warmup.rows, self.warmup_algorithm),
+                    algorithm=self.warmup_algorithm,
+                    steps=run.warmup.steps,
+                    minibatches=1,
+                    epochs=1,
+                    optimizer=run.warmup.optimizer,
+                    eval_every=run.warmup.eval_every,
+                    stop_at=run.warmup.stop_at,
+                    sampler=POLICY,
+                    schedules=[],
+                )
+            )
+        stages.append(
+            Stage(
+                name="train",
+                source=source(self.source, run.batch.prompts, self.algorithm),
+                algorithm=self.algorithm,
+                steps=run.step_count(),
+                minibatches=run.batch.minibatches,
+                epochs=run.batch.epochs,
+                optimizer=optimizer,
+                eval_every=run.eval.every,
+                stop_at=None,
+                sampler=run.algorithm.sampler,
+                schedules=[*self.schedules.values()],
+            )
+        )
+        return stages
 
     def model_context(self, world: World, loaded: Datasets) -> ModelContext:
         """What every model of the run shares, with the key of the policy. A mode may override it to add hooks."""

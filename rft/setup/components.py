@@ -1,7 +1,7 @@
 """The checked parts of a run before anything is loaded, and the methods that several modes use to build them."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -9,103 +9,65 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from rft.actor.base import ColumnModel, ModelContext
 from rft.actor.model import add_end_tokens
-from rft.algorithm.algorithm import Algorithm
-from rft.algorithm.roles import POLICY, Role
+from rft.algorithm.roles import POLICY
 from rft.batch.encoded import MediaFacts
-from rft.data.base import CheckContext, GivenTexts, SourceFacts
+from rft.data.base import GivenTexts
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.processor import MediaProcessor
 from rft.data.rows.lazy import Row, Rows, load
 from rft.data.rows.sources import FileRows, refuse_agents
 from rft.distributed import SINGLE_PROCESS, World, device_kind
-from rft.errors import Checks, Problems
+from rft.errors import Check, Checked, Problems, checks, part
 from rft.evaluation.base import EvaluationContext, Evaluator
 from rft.evaluation.canary import CanaryProbe
 from rft.evaluation.generation import GenerationEvaluator, GenerationOptions
 from rft.evaluation.loss import LossEvaluator
 from rft.evaluation.preference import ScoreEvaluator
-from rft.logger.log import Sink
 from rft.redaction import redact
-from rft.registry import Target
 from rft.remote.watchdog import Watchdog
-from rft.reward.compose import WeightedSum
-from rft.rollout.answerer import Answerer, Episodes, SingleTurn, episode_answerer
+from rft.rollout.answerer import Answerer, SingleTurn, episode_answerer
 from rft.rollout.engine.base import Engine, EngineContext
 from rft.rollout.engine.texts import stop_tokens
 from rft.rollout.sampler import Sampler
-from rft.setup.constraints import check_engine_model, check_forbidden, engine_options
-from rft.setup.parts import READERS, check_config, check_steps, starts_as_policy
+from rft.setup.constraints import check_engine_model, check_forbidden, check_tokenizer, engine_options
+from rft.setup.parts import Parts
 from rft.setup.renamed import renamed_keys
 from rft.setup.row_checks import check_rows
-from rft.setup.schema import Run
 from rft.setup.typed import typed_keys
-from rft.setup.unread import Parts
+from rft.setup.unread import check_typed
 from rft.strategy.base import DTYPES, Strategy
 from rft.train.engine_gap import DTYPE
-from rft.train.schedules import Schedule
 
 
-class Components:
+class Components(Parts):
     """The checked parts of a run. No model and no data are loaded yet.
 
     Args:
         config: the resolved config as plain containers.
+        typed: where the user typed values, by their keys, which must all be read; None: as Hydra knows it.
 
     Attributes:
-        run: the root of the config.
-        tokenizer, actor, strategy, engine, source, train: classes with their options, not built yet. So are `helpers`
-            (the models beside the policy, by role), `held_out` (the held-out sets by name) and `processor` (None for a
-            model of text).
-        algorithm, reward, schedules, sinks: built objects.
-        environments: of episodes; None where a completion is the whole answer.
-        facts: what the source states about itself.
-        needs: the fields that every training row must have.
-        parts: what decides which options the run reads.
-        metric: the one that the config names, or the main one of the run.
-        given: makes the batches of held-out texts whose loss is evaluated; None if it is not.
-        warmup_algorithm, warmup_source: None without a warm-up.
         check: collects the mistakes of data and models; `check.end` raises them.
 
     Raises:
         Problems: all mistakes of the config, each with its yaml key and the cure.
     """
 
-    typed: ClassVar[bool] = True  # the config is that of the command line, whose values must all be read
+    reads_weights: ClassVar[bool] = True
+    policy: "PolicyParts"  # set when the tokenizer is loaded
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any], typed: Mapping[str, str] | None = None) -> None:
         if renamed := renamed_keys(config):
             raise Problems(renamed)
-        checks = check_config(config, typed_keys() if self.typed else {})
-        self.check_mode(checks)
-        checks.end()
-        self._checks, parts = checks, checks.parts
-        self.parts = Parts(*(parts[name] for name in READERS))
-        self.metric: str = parts["metric"]
+        super().__init__(config)
+        self.typed = typed_keys() if typed is None else typed
+        self.check_all()
+        self.check.end()
         self.config = config | {"metric": self.metric}
-        self.check = Checks()
-        self.run: Run = parts["run"]
-        self.tokenizer: Target = parts["tokenizer"]
-        self.processor: Target | None = parts["processor"]
-        self.actor: Target = parts[POLICY]
-        self.helpers: dict[str, Target] = parts["helpers"]
-        self.precompute: bool = parts["precompute"]
-        self.strategy: Target = parts["strategy"]
-        self.engine: Target = parts["engine"]
-        self.source: Target = parts["source"]
-        self.environments: Episodes | None = parts["environments"]
-        self.facts: SourceFacts = parts["facts"]
-        self.train: Target = parts["train"]
-        self.held_out: dict[str, Target] = parts["held_out"]
-        self.needs: set[str] = parts["needs"]
-        self.reward: WeightedSum = parts["reward"]
-        self.given: GivenTexts | None = parts["given"]
-        self.grader: type[ScoreEvaluator] | None = parts["grader"]
-        self.algorithm: Algorithm = parts["algorithm"]
-        self.schedules: list[Schedule] = list(parts["schedules"].values())
-        self.sinks: list[Sink] = list(parts["sinks"].values())
-        self.check_context: CheckContext = parts["context"]
-        self.warmup_algorithm: Algorithm | None = parts["warmup_algorithm"]
-        self.warmup_source: Target | None = parts["warmup_source"]
+
+    @checks
+    def _typed(self) -> Iterator[Check]:
+        yield lambda: check_typed(self.typed, self)
 
     def policy_context(
         self, world: World, strategy: Strategy, tokenizer: PreTrainedTokenizerBase, encoder: Encoder
@@ -115,26 +77,10 @@ class Components:
             POLICY, world, strategy, tokenizer, self.run.seed, media=encoder.media_facts, ends=encoder.ends
         )
 
-    def check_mode(self, checks: Checks) -> None:
-        """Adds the checks of one mode. The job of a mode may override it.
-
-        Args:
-            checks: those of the config, with the parts that have no mistakes.
-        """
-
     @property
     def answer_tokens(self) -> int | None:
         """Most tokens of an answer to a held-out prompt; None if the policy scores texts and answers none."""
         return self.run.rollout.max_new_tokens if self.grader is None else None
-
-    @property
-    def answers(self) -> bool:
-        """Whether the policy answers the prompts of held-out sets."""
-        return bool(self.held_out) and self.grader is None and self.given is None
-
-    def starts_as_policy(self, role: Role) -> bool:
-        """True if the model of a role starts with the weights of the policy."""
-        return starts_as_policy(role, self.actor, self.helpers)
 
     def join(self) -> World:
         """Joins the process group."""
@@ -222,9 +168,8 @@ class Components:
         run = self.run
         assert run.epochs is not None
         run.steps = math.ceil(rows * run.epochs / run.batch.prompts)
-        self._checks.add("run.steps", run.steps)
-        check_steps(self._checks)
-        self.check.messages += self._checks.messages
+        for check in self.step_checks():
+            self.check.run(check)
         return f"epochs={run.epochs:g} of {rows:,} rows with batch.prompts={run.batch.prompts} are {run.steps:,} steps"
 
     @property
@@ -289,7 +234,7 @@ class Components:
     @property
     def context(self) -> int:
         """Most tokens of a text that the policy reads."""
-        most: int = self.check.parts["model_config"].get_text_config().max_position_embeddings
+        most: int = self.policy.model_config.get_text_config().max_position_embeddings
         return most
 
     def check_engine_model(
@@ -318,7 +263,7 @@ class Components:
         functions = self.algorithm.functions()
         if self.warmup_algorithm is not None:
             functions |= self.warmup_algorithm.functions()
-        schedules = {f"the schedule {type(schedule).__name__}": schedule for schedule in self.schedules}
+        schedules = {f"the schedule {type(schedule).__name__}": schedule for schedule in self.schedules.values()}
         return functions | schedules | {f"reward.terms.{name}": term for name, term in self.reward.terms.items()}
 
     def canary_probe(self, world: World, sampler: Sampler, encoder: Encoder, tasks: Rows) -> CanaryProbe:
@@ -365,3 +310,38 @@ class Components:
             seed=run.seed,
         )
         return GenerationEvaluator(context, self.answerer(encoder, sampler), self.reward, drawn)
+
+
+class PolicyParts(Checked):
+    """What turns the texts of the policy into tokens, and its config; no weights are read.
+
+    Args:
+        job: the checked config; its `check` collects the mistakes.
+
+    Attributes:
+        model_config: the transformers config of the policy.
+    """
+
+    model_config: part[PretrainedConfig]
+
+    def __init__(self, job: Components) -> None:
+        super().__init__(job.check)
+        self.job = job
+
+    @part
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        tokenizer: PreTrainedTokenizerBase = self.job.tokenizer.build()
+        return tokenizer
+
+    @part
+    def processor(self) -> MediaProcessor | None:
+        return self.job.make_processor(self.tokenizer)
+
+    @part
+    def encoder(self) -> Encoder:
+        return self.job.make_encoder(self.tokenizer, self.processor)
+
+    def check_config(self) -> Iterator[Check]:
+        """The checks of the config against the tokenizer and the engine."""
+        yield lambda: check_tokenizer(self.tokenizer, self.model_config)
+        yield lambda: self.job.check_engine_model(self.model_config, self.tokenizer, self.processor)

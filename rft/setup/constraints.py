@@ -19,9 +19,12 @@ from rft.actor.init import CLASSIFIERS
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.options import AlgorithmOptions
 from rft.batch.encoded import MediaFacts
-from rft.data.base import SourceFacts
+from rft.data.base import GivenTexts, SourceFacts, given_texts
 from rft.data.rows.mixture import Mixture
+from rft.evaluation import generation, loss
 from rft.evaluation.base import other_name
+from rft.evaluation.preference import PairEvaluator, ScoreEvaluator
+from rft.evaluation.process import StepEvaluator
 from rft.registry import Target, did_you_mean
 from rft.reward.compose import WeightedSum
 from rft.rollout.answerer import Episodes
@@ -31,6 +34,7 @@ from rft.train.stop import seconds_of
 UNFIT = r"[/\\\x00-\x1f\ud800-\udfff]"  # in the name of a folder
 REWARD = "environment"  # the reward term with the environment's own reward
 NO_EPISODES = ("plan", "generate", "chat", "doctor")  # modes that sample single completions
+GRADERS: dict[str, type[ScoreEvaluator]] = {"score": PairEvaluator, "step": StepEvaluator}  # by the head of the policy
 LONGEST_NAME = 120  # bytes; a folder's name has at most 255, and a sweep appends to it
 
 
@@ -116,6 +120,38 @@ def check_profile(profile: Profile, steps: int, warmup: Warmup | None) -> Iterat
             f"profile.steps={impossible}: the steps of this run are 1 to {last} (warmup.steps={before}, then steps="
             f"{steps}); choose among them"
         )
+
+
+def held_out_texts(evaluation: Eval, source: Target, facts: SourceFacts) -> GivenTexts | None:
+    """What makes the batches of held-out texts; None if their loss is not evaluated."""
+    if not evaluation.loss:
+        return None
+    if facts.sampled != "never":
+        raise ValueError(
+            "eval.loss=true: the engine samples texts that train, so held-out rows alone have no loss; set "
+            "eval.loss=false, which scores answers to held-out prompts"
+        )
+    return given_texts(source.factory, source.options)
+
+
+def metrics_of_run(
+    data: Data,
+    evaluation: Eval,
+    reward: WeightedSum,
+    grader: type[ScoreEvaluator] | None,
+    given: GivenTexts | None,
+    algorithm: Algorithm,
+) -> list[str]:
+    """The metrics of the run's evaluations, the main one first; without held-out sets, the loss of training."""
+    if given is not None:
+        names = loss.metric_names(algorithm)
+    elif grader is not None:
+        names = list(grader.metrics)
+    else:
+        wanted = (evaluation.samples, evaluation.ks(), evaluation.maj_k)
+        names = generation.metric_names(reward.names, reward.accuracy, *wanted)
+    found = [f"eval/{name}/{number}" for name in data.held_out() for number in names]
+    return found or [f"loss/{algorithm.policy.terms[0].name}"]
 
 
 def choose_metric(metric: str | None, known: list[str]) -> str:

@@ -2,17 +2,28 @@
 
 import json
 import zipfile
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from rft.actor.init import CLASSIFIERS, CONFIG_ERRORS, knows_model, meta_model
+from rft.actor.forward.vocabulary import vocabulary_size
+from rft.actor.init import CLASSIFIERS, CONFIG_ERRORS, knows_model, meta_model, read_config
 from rft.actor.loading.backbone_names import inner_prefix
 from rft.actor.lora.stored import find_adapter
-from rft.errors import listed
+from rft.actor.moe import ROUTER_BALANCE, check_routers
+from rft.actor.parts import check_parts
+from rft.algorithm.roles import REFERENCE, ROLES, Role
+from rft.data.rows.lazy import Rows
+from rft.data.rows.stream import StreamedRows
+from rft.errors import Check, checks, listed, part
+from rft.registry import Target
+from rft.setup.components import PolicyParts
 
 TEXT = "choose a causal language model of text, such as a qwen3 or a llama"
 CAUSAL = ("gpt_neox", "gpt_neox_japanese")  # their is_decoder is false and has no effect
@@ -178,3 +189,96 @@ def _stored_shapes(file: Path) -> dict[str, list[int]]:
             return {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}
     stored = torch.load(file, map_location="meta", weights_only=True, mmap=zipfile.is_zipfile(file))
     return {name: list(tensor.shape) for name, tensor in stored.items()}
+
+
+class RunParts(PolicyParts):
+    """The rows of a run beside tokenizer and config, and the checks of its models against them; no weights are read."""
+
+    @part
+    def rows(self) -> Any:
+        return self.job.train.build(key="data.train")
+
+    @part
+    def stream(self) -> StreamedRows | None:
+        return self.rows.stream(sorted(self.job.needs)) if self.job.run.data.streaming else None
+
+    @part
+    def train(self) -> Rows:
+        rows: Rows = self.rows.load(sorted(self.job.needs)) if self.stream is None else self.stream.preview()
+        return rows
+
+    @checks
+    def _sampled(self) -> Iterator[Check]:
+        if self.job.facts.sampled != "never":
+            yield lambda: self.job.check_sampled(self.train, self.job.facts.scores)
+
+    @part
+    def held_out(self) -> dict[str, Rows]:
+        return self.job.load_held_out()
+
+    @part
+    def canary(self) -> Rows:
+        return self.job.load_canary()
+
+    @checks
+    def _apart(self) -> Iterator[Check]:
+        yield self.job.run.data.check_apart
+
+    @part
+    def model_config(self) -> PretrainedConfig:
+        return self.read_loadable_config(self.job.actor)
+
+    @checks
+    def _models(self) -> Iterator[Check]:
+        job = self.job
+        yield from self.check_config()
+        if ROUTER_BALANCE in job.algorithm.policy.outputs:
+            yield lambda: check_routers(self.model_config)
+        yield from (partial(self.check_helper, role) for role in ROLES)
+        yield from (partial(self.check_model_parts, model) for model in (job.actor, *job.helpers.values()))
+        yield lambda: job.source.factory.check_tokens(job.source.options, job.check_context, self.encoder)
+
+    def read_model_config(self, model: Target) -> PretrainedConfig:
+        """The config of a model, without its weights. A new model has the vocabulary size of the tokenizer."""
+        path, new, trusted = (model.options[name] for name in ("path", "model_config", "trust_remote_code"))
+        media = self.job.processor is not None
+        return read_config(path, new, vocabulary_size(self.tokenizer), model.key, trusted, media)
+
+    def read_loadable_config(self, model: Target) -> PretrainedConfig:
+        """As `read_model_config`, of a model that can be built and loaded, and that knows all tokens."""
+        config, path = self.read_model_config(model), model.options["path"]
+        head, media = model.options["head"], self.job.processor is not None
+        check_loadable(config, path, head, model.key, self.job.reads_weights, media)
+        if path is not None:
+            check_vocabulary(config, self.tokenizer, path, model.key)
+        return config
+
+    def check_helper(self, role: Role) -> None:
+        """Checks the model of a role if the run loads it.
+
+        Raises:
+            ValueError: names the key and the cure.
+        """
+        job = self.job
+        precomputed = role is REFERENCE and job.precompute  # a resumed run reads the file, and needs no model
+        if role.writes(job.algorithm.reads()) and not (precomputed or job.starts_as_policy(role)):
+            model = job.helpers[role.key]
+            temperature = 1.0 if job.facts.sampled == "never" else job.run.rollout.temperature
+            model.factory.check(model.options, role.key, self.tokenizer, temperature)
+            if model.factory.has_weights:
+                self.read_loadable_config(model)
+
+    def check_model_parts(self, model: Target) -> None:
+        """Checks that `frozen` and `lr_factors` name parameters of the model, and that Liger knows it.
+
+        Raises:
+            ValueError: names the key and the cure.
+        """
+        if not model.factory.has_weights:
+            return
+        options, optimizers = model.options, {f"{model.key}.optimizer": model.options["optimizer"]}
+        if model is self.job.actor and self.job.run.warmup is not None:
+            optimizers["warmup.optimizer"] = self.job.run.warmup.optimizer
+        factors = {key: each.lr_factors for key, each in optimizers.items() if each is not None and each.lr_factors}
+        if options["frozen"] or factors or (options["liger"] and (options["path"] or options["model_config"])):
+            check_parts(self.read_model_config(model), options, factors, model.key)

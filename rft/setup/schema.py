@@ -1,8 +1,8 @@
 """The schema of the config tree: one dataclass for each group. The comments of the yaml files explain the fields."""
 
-from dataclasses import dataclass, field, make_dataclass, replace
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 from transformers import PreTrainedTokenizerBase
 
@@ -14,6 +14,7 @@ from rft.conditions import ANSWERS, GENERATION, GIVEN, SERVED_MODEL, SERVED_REWA
 from rft.data.encode.encoder import Encoder, TrainOn
 from rft.data.encode.processor import MediaProcessor
 from rft.data.encode.truncation import Overlong, PromptLimit, TextLimit, Truncation
+from rft.errors import Unmade
 from rft.ranges import NonNegativeInt, PositiveFloat, PositiveInt, SamplingTemperature, Seed, Steps, TopK, TopP
 from rft.remote.http_limits import ScoringLimits
 from rft.remote.server_process import is_loopback
@@ -352,4 +353,12 @@ class Run:
 def root_with_roles() -> type[Run]:
     """The root with one node for every registered role; a run needs those whose columns it reads."""
     nodes = [(role.key, dict[str, Any] | None, None) for role in ROLES]
-    return make_dataclass("Run", [("algorithm", options_with_roles()), *nodes], bases=(Run,))
+    own = {"__getattr__": _read_missing}
+    return make_dataclass("Run", [("algorithm", options_with_roles()), *nodes], bases=(Run,), namespace=own)
+
+
+def _read_missing(run: Run, name: str) -> NoReturn:
+    """Raises Unmade for a key that the root lacks because of a mistake."""
+    if name in {key.name for key in fields(run)}:
+        raise Unmade(name)
+    raise AttributeError(name)

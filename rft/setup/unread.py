@@ -5,8 +5,6 @@ Most options state with their type when they are read, see `rft.conditions`. Her
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
 
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.roles import ROLES
@@ -21,12 +19,10 @@ from rft.conditions import (
     fields_of,
     unread_options,
 )
-from rft.data.base import GivenTexts, SourceFacts
-from rft.evaluation.preference import ScoreEvaluator
-from rft.registry import Target
 from rft.reward.call import WORKERS
-from rft.reward.compose import CanaryOptions, WeightedSum
+from rft.reward.compose import CanaryOptions
 from rft.rollout.engine.base import Engine
+from rft.setup.parts import Parts
 from rft.setup.schema import Run
 
 NO_SAMPLES = "algorithm.source samples no texts"
@@ -35,26 +31,6 @@ COLUMN, FIELD = "column ", "field "
 MODE_NODES = ("plan", "inspect", "verify", "serve", "evaluate", "generate", "chat", "replay")
 OF_SAMPLED_ANSWERS = ("rollout", "eval.temperature", "eval.top_p", "eval.top_k", "actor.path", "actor.model_config")
 TRAINING_MODES = ("train", "plan", "inspect", "doctor", "verify", "replay")  # the others only sample or score
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The parts of a run that decide which options are read; see `rft.setup.components.Components`."""
-
-    root: Mapping[str, Any]
-    algorithm: Algorithm
-    facts: SourceFacts
-    warmup_facts: SourceFacts | None
-    needs: set[str]
-    actor: Target
-    helpers: Mapping[str, Target]
-    engine: Target
-    train: Target
-    held_out: Mapping[str, Target]
-    grader: type[ScoreEvaluator] | None
-    given: GivenTexts | None
-    generates: bool
-    reward: WeightedSum
 
 
 def check_typed(typed: Mapping[str, str], parts: Parts) -> Iterator[str]:
@@ -67,12 +43,13 @@ def check_typed(typed: Mapping[str, str], parts: Parts) -> Iterator[str]:
     Yields:
         A message for every value that is not read.
     """
-    mode = parts.root["mode"]
-    unread = unread_keys(parts) if mode in TRAINING_MODES else {}
+    mode, unread = parts.root.mode, unread_keys(parts)  # of all modes: an unmade part leaves out the check
     if mode == "evaluate":  # it takes the yaml file of a run, so that only the command line counts
         unread, typed = unread_by_evaluate(parts.root), {key: place for key, place in typed.items() if not place}
-    if mode == "serve":
+    elif mode == "serve":
         unread = unread_serve_keys(parts)
+    elif mode not in TRAINING_MODES:
+        unread = {}
     for key, place in typed.items():
         node = key.split(".")[0]
         if node in MODE_NODES and node != mode and not place:
@@ -86,10 +63,11 @@ def unread_keys(parts: Parts) -> dict[str, str]:
     """The reason for every key that a training run does not read; for a node it holds for all keys below."""
     root, facts, algorithm = parts.root, parts.facts, parts.algorithm
     absent = _absences(parts)
-    found = unread_options(type(root["rollout"]), fields_of(root["rollout"]), "rollout", absent)
-    for name in ("eval", "data", "algorithm", "warmup"):
-        if root[name] is not None:
-            found |= unread_options(type(root[name]), fields_of(root[name]), name, absent)
+    found = unread_options(type(root.rollout), fields_of(root.rollout), "rollout", absent)
+    nodes = {"eval": root.eval, "data": root.data, "algorithm": root.algorithm, "warmup": root.warmup}
+    for name, node in nodes.items():
+        if node is not None:
+            found |= unread_options(type(node), fields_of(node), name, absent)
     for target in (parts.actor, *parts.helpers.values(), parts.engine):
         found |= unread_options(target.factory, target.options, target.key, absent)
     fields = {parts.train.key: parts.needs}
@@ -97,7 +75,7 @@ def unread_keys(parts: Parts) -> dict[str, str]:
     fields |= {target.key: evaluated for target in parts.held_out.values()}
     for target in (parts.train, *parts.held_out.values()):
         found |= unread_options(target.factory, target.options, target.key, _fields_absent(fields[target.key], absent))
-    if (length := root["rollout"].max_new_tokens) != root["data"].max_response_tokens:
+    if (length := root.rollout.max_new_tokens) != root.data.max_response_tokens:
         found["data.max_response_tokens"] = f"rollout.max_new_tokens={length} takes its place"
     engine: type[Engine] = parts.engine.factory
     found |= {f"rollout.{name}": reason for name, reason in engine.unread(parts.engine.options).items()}
@@ -117,7 +95,7 @@ def unread_keys(parts: Parts) -> dict[str, str]:
     if all(term.thoughts == "keep" for term in parts.reward.terms.values()):
         reason = "no term of the reward reads an answer, or the form of a response"
         found |= dict.fromkeys(("reward.reasoning", "reward.prompt_opens"), reason)
-    if root["environment"] is not None:
+    if root.environment is not None:
         reason = "in an episode a prompt begins the first answer, and terms read the last one"
         keys = ("reward", *(f"reward.terms.{name}" for name in parts.reward.names))
         found |= dict.fromkeys((f"{key}.include_prefill" for key in keys), reason)
@@ -133,9 +111,9 @@ def unread_keys(parts: Parts) -> dict[str, str]:
     return found
 
 
-def unread_by_evaluate(root: Mapping[str, Any]) -> dict[str, str]:
+def unread_by_evaluate(root: Run) -> dict[str, str]:
     """The reason for every key that mode=evaluate does not read, with `evaluate.responses` or without."""
-    evaluate = root["evaluate"]
+    evaluate = root.evaluate
     found = unread_options(type(evaluate), fields_of(evaluate), "evaluate", lambda part: "")
     if evaluate.responses is not None:
         found |= dict.fromkeys(OF_SAMPLED_ANSWERS, f"evaluate.responses={evaluate.responses} has the answers")
@@ -151,7 +129,7 @@ def unread_serve_keys(parts: Parts) -> dict[str, str]:
         SERVED_MODEL: "" if served else no_model,
         SERVED_REWARD: "a model is served; rollout=hf serves reward terms" if served else "",
     }
-    serve = parts.root["serve"]
+    serve = parts.root.serve
     return unread_options(type(serve), fields_of(serve), "serve", lambda part: absent[part])
 
 
@@ -195,8 +173,8 @@ def _absences(parts: Parts) -> Absent:
     absent = {
         SAMPLED: "" if sampled else NO_SAMPLES,
         GIVEN: "" if given else "all texts that train are sampled",
-        ANSWERS: "" if parts.generates else answers,
-        GENERATION: "" if sampled or parts.generates else f"{NO_SAMPLES}, and {answers}",
+        ANSWERS: "" if parts.answers else answers,
+        GENERATION: "" if sampled or parts.answers else f"{NO_SAMPLES}, and {answers}",
     }
     reads = parts.algorithm.reads()
 

@@ -1,7 +1,7 @@
 """The one loop: next batch, columns, update, publish, finish. It knows no algorithm, no engine and no modality."""
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from rft.train.unsaved import UnsavedMemory
 from rft.train.unscored import unscored_problem
 
 
+@dataclass(eq=False, kw_only=True)
 class Trainer:
     """Runs stages one after another on the same actors.
 
@@ -70,54 +71,31 @@ class Trainer:
         seed: of the run.
     """
 
-    def __init__(
-        self,
-        *,
-        world: World,
-        models: dict[str, ColumnModel],
-        balance: Balance,
-        copies: list[ColumnModel],
-        sampler: Sampler,
-        evaluator: Evaluator | None,
-        canary: CanaryProbe | None,
-        evaluate_at_start: bool,
-        watched: str,
-        log: RunLog,
-        checkpoints: Checkpoints,
-        nonfinite: NonFinitePolicy,
-        stop: StopRequest,
-        trajectories: Trajectories,
-        profiler: Profiler,
-        unsaved: UnsavedMemory,
-        peak_tflops: float | None,
-        exact: bool,
-        max_unscored: float,
-        rows: dict[str, str],
-        seed: int,
-    ) -> None:
-        self.world = world
-        self.models = models
-        self.policy = trainable(models[POLICY])
-        self.balance = balance
-        self.copies = copies
-        self.sampler = sampler
-        self.evaluator = evaluator
-        self.canary = canary
-        self.evaluate_at_start = evaluate_at_start
-        self.watched = watched
-        self.log = log
-        self.checkpoints = checkpoints
-        self.nonfinite = nonfinite
-        self.stop = stop
-        self.trajectories = trajectories
-        self.profiler = profiler
-        self.unsaved = unsaved
-        self.peak_tflops = peak_tflops
-        self.exact = exact
-        self.max_unscored = max_unscored
-        self.rows = rows
-        self.seed = seed
-        self.ledger = Ledger(world)
+    world: World
+    models: dict[str, ColumnModel]
+    balance: Balance
+    copies: list[ColumnModel]
+    sampler: Sampler
+    evaluator: Evaluator | None
+    canary: CanaryProbe | None
+    evaluate_at_start: bool
+    watched: str
+    log: RunLog
+    checkpoints: Checkpoints
+    nonfinite: NonFinitePolicy
+    stop: StopRequest
+    trajectories: Trajectories
+    profiler: Profiler
+    unsaved: UnsavedMemory
+    peak_tflops: float | None
+    exact: bool
+    max_unscored: float
+    rows: dict[str, str]
+    seed: int
+
+    def __post_init__(self) -> None:
+        self.policy = trainable(self.models[POLICY])
+        self.ledger = Ledger(self.world)
         self.stage = ""  # name of the stage that has begun last
         self.phase = Phase.ROLLOUT  # the one that has begun last
         self.step = 0  # steps done

@@ -31,7 +31,7 @@ from rft.algorithm.roles import POLICY
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.processor import MediaProcessor
 from rft.registry import Target
-from rft.setup.parts import actor_of, processor_of, strategy_of
+from rft.setup.classes import actor_of, processor_of, strategy_of
 from rft.strategy.base import AUTO, DTYPES
 from rft.train.checkpoint.manifest import damage, read_manifest
 from rft.train.checkpoint.saved_state import SavedState

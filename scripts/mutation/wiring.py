@@ -13,6 +13,7 @@ from types import FunctionType
 from typing import Any
 
 from mutation.operators import WIRING, Change, changes_of
+from rft import errors
 
 PACKAGES = ("train", "setup", "rollout", "data", "reward")
 COUNT = 30  # changes of each package
@@ -117,6 +118,10 @@ def _function(module: Any, name: str) -> FunctionType | None:
         found = found.fget
     elif isinstance(found, cached_property):
         found = found.func
+    elif isinstance(found, errors.part):
+        found = found.make
+    elif isinstance(found, errors.checks):
+        found = found.listed
     found = inspect.unwrap(found)
     free = isinstance(found, FunctionType) and not found.__code__.co_freevars
     return found if free and found.__qualname__ == name else None

@@ -16,9 +16,9 @@ from transformers import PretrainedConfig
 
 from rft.logger.log import SilentLog
 from rft.setup.assembly import Job
-from rft.setup.parts import READERS, check_config
+from rft.setup.components import Components
 from rft.setup.typed import leaves
-from rft.setup.unread import MODE_NODES, Parts, unread_keys
+from rft.setup.unread import MODE_NODES, unread_keys
 from rft.strategy.gather import to_local
 
 RUNS = {
@@ -159,8 +159,7 @@ def objects(config: dict, folder: Path) -> str:
 
 def not_read(config: dict) -> dict[str, str]:
     """The keys that the run refuses where they are typed."""
-    checks = check_config(config, {})
-    return unread_keys(Parts(*(checks.parts[name] for name in READERS)))
+    return unread_keys(Components(config, typed={}))
 
 
 def reaches(config: dict, key: str, before: str, folder: Path) -> bool:

@@ -2,13 +2,22 @@
 
 import pytest
 
+from rft.errors import Problems
 from rft.setup.assembly import Job
-from rft.setup.parts import check_config
+from rft.setup.components import Components
 from rft.setup.unread import notices
 
 TIS = "algorithm/correction=token_tis"
 BYPASS = "algorithm.correction.anchor=rollout"
 PLAIN = "algorithm/loss=reinforce"
+
+
+def mistakes(config, typed):
+    try:
+        Components(config, typed)
+    except Problems as problems:
+        return problems.messages
+    return []
 
 
 @pytest.mark.parametrize(
@@ -48,14 +57,14 @@ def test_ratios_to_a_truncated_distribution_are_said_to_be_biased(resolved):
 )
 def test_given_responses_read_no_option_of_sampling(typed, message, resolved):
     config = resolved("mode=evaluate", "evaluate.responses=a.jsonl")
-    messages = check_config(config, {typed: ""}).messages
+    messages = mistakes(config, {typed: ""})
     assert [text[: len(message)] for text in messages] == ([message] if message else [])
-    assert check_config(config, {typed: "run.yaml"}).messages == [], "the yaml file of the run has it"
+    assert mistakes(config, {typed: "run.yaml"}) == [], "the yaml file of the run has it"
 
 
 def test_an_evaluation_of_a_model_reads_no_option_of_given_responses(resolved):
     typed = {"evaluate.match": "", "evaluate.checkpoint": "", "rollout.temperature": ""}
-    assert check_config(resolved("mode=evaluate"), typed).messages == [
+    assert mistakes(resolved("mode=evaluate"), typed) == [
         "evaluate.match: this run does not read it (evaluate.responses=None); take it out"
     ]
 
@@ -69,5 +78,5 @@ def test_an_evaluation_of_a_model_reads_no_option_of_given_responses(resolved):
     ],
 )
 def test_options_of_canary_tasks_need_tasks_and_scores(overrides, reason, resolved):
-    messages = check_config(resolved(*overrides), {"reward.canary.every": ""}).messages
+    messages = mistakes(resolved(*overrides), {"reward.canary.every": ""})
     assert messages == ([f"reward.canary.every: this run does not read it ({reason}); take it out"] if reason else [])

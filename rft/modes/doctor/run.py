@@ -17,8 +17,8 @@ from rft.modes.doctor.report import DoctorReport
 from rft.registry import Target
 from rft.rollout.sampler import Sampler
 from rft.setup.assembly import Job
+from rft.setup.classes import CONTEXT
 from rft.setup.datasets import Datasets
-from rft.setup.parts import CONTEXT
 from rft.train.folder.run_folder import scratch
 
 PROMPTS = 8  # prompts of each rank, at most

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from rft.actor.init import init_without_loading, read_config
 from rft.algorithm.roles import POLICY
 from rft.data.encode.lengths import Lengths
 from rft.distributed import SINGLE_PROCESS, World, pretend
-from rft.errors import Checks
+from rft.errors import Check, checks, part
 from rft.logger.log import SilentLog
 from rft.modes.plan.dry_run import DryRun
 from rft.modes.plan.hooks import PlanHooks
@@ -79,7 +78,7 @@ class PlanJob(Job):
         self._launched = launched
         super().__init__(config)
         plan = self.run.plan
-        self.ranks, self._held_out = launched if plan.ranks is None else plan.ranks, 0
+        self._held_out = 0
         self._skip = SkipCompute()
         self._hooks = PlanHooks(self._skip)
         if plan.prompt_tokens is None:
@@ -91,31 +90,44 @@ class PlanJob(Job):
         # A sampled step holds everything that a step of given texts does, and more.
         self.source.options = self.source.factory.always_sampled(self.source.options)
 
-    def check_mode(self, checks: Checks) -> None:
-        """Checks the options of the plan; see `Components.check_mode`."""
-        checks.make("ranks", self._ranks, "run.plan")
-        checks.run(_check_strategy, "strategy", "ranks")
-        checks.run(_check_processor, "processor")
-        if checks.has("run.plan") and checks.parts["run.plan"].prompt_tokens is None:
-            checks.run(_check_streaming, "run.data")
-            return
-        checks.run(_check_epochs, "run.epochs")
-        checks.run(check_ranks, "run.batch", "ranks")
-        checks.make("model_config", _read_model_config, "run.actor", "tokenizer")
-        checks.run(_check_prompt_tokens, "run.plan", "run.rollout", "model_config")
-        checks.run(check_engine_model, "engine", "model_config")
+    @part
+    def ranks(self) -> int:
+        return self._launched if self.run.plan.ranks is None else self.run.plan.ranks
 
-    def _ranks(self, plan: Plan) -> int:
-        return self._launched if plan.ranks is None else plan.ranks
+    @part
+    def reads_rows(self) -> bool:
+        """Whether the longest prompt is that of the rows."""
+        return self.run.plan.prompt_tokens is None
+
+    @checks
+    def _sizes(self) -> Iterator[Check]:
+        yield lambda: _check_strategy(self.strategy, self.ranks)
+        yield lambda: _check_processor(self.processor)
+        if self.if_made(lambda: self.reads_rows):
+            yield lambda: _check_streaming(self.run.data)
+        else:
+            yield lambda: _check_epochs(self.run.epochs)
+            yield lambda: check_ranks(self.run.batch, self.ranks)
+
+    @part
+    def planned_config(self) -> PretrainedConfig | None:
+        """The config of the policy; None if rows are read, and the model with them."""
+        return None if self.if_made(lambda: self.reads_rows) else _read_model_config(self.run.actor, self.tokenizer)
+
+    @checks
+    def _context_of_model(self) -> Iterator[Check]:
+        if (config := self.if_made(lambda: self.planned_config)) is not None:
+            yield lambda: _check_prompt_tokens(self.run.plan, self.run.rollout, config)
+            yield lambda: check_engine_model(self.engine, config)
 
     def _read(self) -> None:
         """Reads the data to find the longest prompt."""
         loaded = self.load(self.ranks)
         self._vocabulary = vocabulary_size(loaded.tokenizer)
         self._held_out = max((-(-len(rows) // self.ranks) for rows in loaded.held_out.values()), default=0)
-        self.check.make("prompt_tokens", partial(self._longest, loaded))
+        prompt_tokens = self.check.attempt(self._longest, loaded)
         self.check.end()
-        self._prompt_tokens = self.check.parts["prompt_tokens"]
+        self._prompt_tokens = prompt_tokens
 
     def _longest(self, loaded: Datasets) -> int:
         """Tokens of the longest prompt; for rows without prompts, of the longest row beyond the answer length."""

@@ -34,11 +34,9 @@ BEFORE_ALL = -1  # number of the stage in a state from before the first one
 class ReplayJob(Job):
     """The run, whose updates are recorded. Its config is not typed: it is that of the run folder."""
 
-    typed = False
-
     def __init__(self, config: dict[str, Any]) -> None:
         self.recorder = StepRecorder()
-        super().__init__(config)
+        super().__init__(config, typed={})
         once = CheckpointOptions(
             every=0, keep_last=1, keep_best=0, keep_every=0, export_every=1, fallback=None, export_dtype="auto"
         )

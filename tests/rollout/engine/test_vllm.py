@@ -17,7 +17,7 @@ from rft.registry import Target
 from rft.rollout.engine.base import Request
 from rft.rollout.engine.sampling import FirstToken, Sampling, truncate
 from rft.rollout.engine.vllm import VLLMEngine
-from rft.setup.parts import CONTEXT
+from rft.setup.classes import CONTEXT
 from rft.strategy.gather import GatherOptions
 from tests.e2e.test_conversations import learn_chats
 from tests.e2e.test_tool_formats import CALLS, check_calls, learn_calls, tool_run

@@ -1,0 +1,90 @@
+"""The classes and modules that a config names."""
+
+import importlib
+import importlib.util
+from typing import Any
+
+from rft.actor.base import ColumnModel
+from rft.algorithm.roles import ROLES
+from rft.data.base import Source, SourceFacts
+from rft.errors import describe
+from rft.registry import Target
+from rft.rollout.answerer import Episodes
+from rft.strategy.base import Strategy
+
+CONTEXT = ("context",)  # the constructor argument that the run supplies to models, engines and sources
+
+
+def class_of(node: Any, key: str, kind: type, noun: str, supplied: tuple[str, ...] = CONTEXT) -> Target:
+    """A class named by `_target_` that implements an abstract class.
+
+    Args:
+        kind: the abstract class.
+        noun: what messages call an instance of it.
+        supplied: constructor parameters that the run supplies; they are not yaml options.
+
+    Raises:
+        ValueError: names the key.
+    """
+    target = Target(node, key, supplied)
+    if not (isinstance(target.factory, type) and issubclass(target.factory, kind)):
+        raise ValueError(
+            f"{key}._target_: {target.factory.__name__} is no {noun}; name a class that implements "
+            f"{kind.__module__}.{kind.__name__}"
+        )
+    return target
+
+
+def source_of(node: Any, key: str) -> Target:
+    """The class of a source of batches, with its options. Raises as `class_of`."""
+    return class_of(node, key, Source, "source of batches")
+
+
+def facts_of(source: Target, environments: Episodes | None) -> SourceFacts:
+    """The facts that a source states about itself, with the options of its yaml and the environments of the run."""
+    facts: SourceFacts = source.factory.facts(source.options)
+    return facts if environments is None else facts.with_episodes(environments.columns_if_read)
+
+
+def actor_of(node: Any, key: str) -> Target:
+    """The class of a model, with its options.
+
+    Raises:
+        ValueError: names the key; also for a remote model in a role that trains or starts as the policy.
+    """
+    target = class_of(node, key, ColumnModel, "model")
+    remote = [role.key for role in ROLES if role.loss is None and not role.follows]
+    if key not in remote and not target.factory.has_weights:
+        name = target.factory.__name__
+        raise ValueError(f"{key}._target_: {name} is a remote model, which only {' or '.join(remote)} may be")
+    return target
+
+
+def processor_of(actor: dict[str, Any]) -> Target | None:
+    """The function that makes the processor of the policy, with its options; None for a model of text."""
+    node = actor.pop("processor", None)
+    return None if node is None else Target(node, "actor.processor", ("tokenizer",))
+
+
+def strategy_of(node: Any) -> Target:
+    """The class of the strategy, with its options. Raises as `class_of`."""
+    return class_of(node, "strategy", Strategy, "strategy", ("world",))
+
+
+def import_plugin(name: str) -> None:
+    """Imports a module of the user, which registers its functions.
+
+    Raises:
+        ValueError: the module is not on the path, or an error is raised in it.
+    """
+    try:
+        importlib.import_module(name)
+    except (ImportError, SyntaxError, NameError, AttributeError, TypeError, ValueError, LookupError) as error:
+        if not name or (isinstance(error, ModuleNotFoundError) and error.name == name):
+            raise ValueError(
+                f"plugins: no module {name!r} is found; it is looked for beside the recipe (-cd <folder>) and on "
+                "PYTHONPATH"
+            ) from error
+        spec = importlib.util.find_spec(name)
+        file = "" if spec is None else spec.origin or ""
+        raise ValueError(f"plugins: the module {name!r} cannot be imported: {describe(error, file)}") from error
