@@ -31,7 +31,8 @@ def log_records(data: bytes) -> Iterator[bytes]:
 
 
 def records(run: Path) -> list[Any]:
-    """What all offline files of a run folder hold."""
+    """What all offline files of a run folder hold, once the service of W&B, which writes them, has ended."""
+    pytest.importorskip("wandb").teardown()
     record = pytest.importorskip("wandb.proto.wandb_internal_pb2").Record
     paths = sorted((run / "wandb").glob("offline-run-*/run-*.wandb"))
     return [record.FromString(data) for path in paths for data in log_records(path.read_bytes())]
