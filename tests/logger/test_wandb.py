@@ -31,7 +31,7 @@ def log_records(data: bytes) -> Iterator[bytes]:
 
 
 def records(run: Path) -> list[Any]:
-    """What all offline files of a run folder hold, once W&B's service has ended: `finish` returns before it has written."""
+    """What all offline files of a run folder hold, once the service of W&B, which writes them, has ended."""
     pytest.importorskip("wandb").teardown()
     record = pytest.importorskip("wandb.proto.wandb_internal_pb2").Record
     paths = sorted((run / "wandb").glob("offline-run-*/run-*.wandb"))
