@@ -54,11 +54,9 @@ def fork_server(value="a", **options):
 
 @pytest.fixture(scope="module")
 def server():
-    before = len(os.listdir("/dev/fd"))
     made = fork_server(most=2**20)
     yield made
     made.close()
-    assert len(os.listdir("/dev/fd")) <= before, "no descriptor stays open"
 
 
 def ask(worker, command, deadline_s=SOON_S):
@@ -185,6 +183,43 @@ def test_a_worker_is_lost_once_its_process_has_closed_the_line():
     other.close()
     assert worker.lost
     worker.end()
+
+
+WORK = """
+import os, pickle
+
+def prepare():
+    return lambda command: os._exit(7) if command == "die" else command.encode()
+
+def message(command):
+    return pickle.dumps((command,))
+"""
+USE = """
+import asyncio, os
+from rft.worker.worker import ForkServer, WorkerLost
+from work import message, prepare
+
+before = len(os.listdir("/dev/fd"))
+server = ForkServer("a fork server", prepare, (), {}, start_s=SOON_S)
+for command, ends in (("count", False), ("count", True), ("die", False)):
+    worker = server.fork()
+    try:
+        asyncio.run(worker.call(message(command), SOON_S))
+    except WorkerLost:
+        assert command == "die"
+    if ends:
+        worker.end()
+server.close()
+del worker
+print(len(os.listdir("/dev/fd")) - before)
+"""
+
+
+def test_no_descriptor_stays_open(tmp_path):
+    (tmp_path / "work.py").write_text(WORK)  # in a process without the descriptors of other tests
+    (tmp_path / "use.py").write_text(USE.replace("SOON_S", str(SOON_S)))
+    used = subprocess.run([sys.executable, "use.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (used.stdout, used.stderr) == ("0\n", "")
 
 
 def test_the_room_imports_no_torch():
