@@ -11,17 +11,14 @@ import importlib
 import importlib.util
 import inspect
 import itertools
-import pkgutil
-import sys
 import types
 import typing
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from operator import attrgetter
-from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
+from rft.conditions import Absent, fields_of, unread_options
 from rft.errors import Problems, messages_of, naming
 from rft.ranges import Range
 
@@ -154,6 +151,11 @@ class Registry:
 class Target:
     """A class named by `_target_` with its yaml options checked, ready to be built.
 
+    Attributes:
+        factory: the class, or a function that makes the object.
+        options: an object of the dataclass that the class names as its `Options`, which is also what its constructor
+            takes as `options`; of a class without one, and of a function, the keyword arguments.
+
     Raises:
         ValueError: the class cannot be found, or an option does not fit its signature; names the key.
     """
@@ -169,83 +171,32 @@ class Target:
         except (ImportError, KeyError, TypeError, ValueError) as error:  # TypeError: a path that begins with a dot
             raise ValueError(f"{key}._target_: {path!r} cannot be imported ({error})") from error
         options = {k: v for k, v in node.items() if k != "_target_"}
-        self.options = take(options, self.factory, key, name, supplied)
+        owner = options_class(self.factory)
+        self.options: Any = (
+            take(options, self.factory, key, name, supplied)
+            if owner is None
+            else owner(**take(options, owner, key, name))
+        )
         self._takes = set(inspect.signature(self.factory).parameters)
+
+    def unread(self, absent: Absent) -> dict[str, str]:
+        """The options that a run does not read; see `rft.conditions.unread_options`."""
+        options, owner = self.options, self.factory
+        if not isinstance(options, dict):
+            options, owner = fields_of(options), type(options)
+        return unread_options(owner, options, self.key, absent)
 
     def build(self, **supplied: Any) -> Any:
         """Builds the object with those keyword arguments that it takes; the others are dropped."""
-        taken = {k: v for k, v in supplied.items() if k in self._takes and k not in self.options}
-        return self.factory(**taken, **self.options)
+        options = self.options if isinstance(self.options, dict) else {"options": self.options}
+        taken = {k: v for k, v in supplied.items() if k in self._takes and k not in options}
+        return self.factory(**taken, **options)
 
 
-def import_all(package: str) -> None:
-    """Imports every module of a folder of plugins, which registers them: a file can be added there, or taken out.
-
-    Args:
-        package: its name; it may be in the middle of its own import.
-    """
-    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
-        importlib.import_module(f"{package}.{module.name}")
-
-
-def import_part(module: str, name: str, where: str) -> Any:
-    """A function or a class of a part of this package, which a run names.
-
-    Args:
-        module: of the part.
-        name: of the function or the class.
-        where: begins the message: the key and its value.
-
-    Raises:
-        ValueError: the part has been taken out.
-    """
-    try:
-        return vars(importlib.import_module(module))[name]
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # what the part itself imports is missing
-        raise ValueError(f"{where}: {module} is not in this package; install all of it, or choose another") from error
-
-
-def import_named(place: str, name: str, where: str, noun: str) -> Callable[..., Any]:
-    """A function or a class of a module or a file of the user's.
-
-    Args:
-        place: `package.module`, or the path of a file that ends with .py.
-        where: begins messages: the key and its value.
-        noun: what messages call it.
-
-    Raises:
-        ValueError: the place cannot be imported, or has nothing of this name that can be called.
-    """
-    try:
-        module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-    except Exception as error:  # the file may raise anything
-        raise ValueError(f"{where}: {place} cannot be imported ({type(error).__name__}: {error})") from error
-    found = vars(module).get(name)
-    if not callable(found):
-        known = [other for other, value in vars(module).items() if callable(value) and not other.startswith("_")]
-        raise ValueError(f"{where}: {place} has no {noun} {name!r}{did_you_mean(name, known)}")
-    return found
-
-
-def _load_file(file: Path) -> Any:
-    """The module of a file, which is run once in a process."""
-    file = file.expanduser().resolve()
-    name = f"rft_function_{file.stem}_{zlib.crc32(str(file).encode()):x}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, file)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # before it runs: a dataclass looks its module up
-        complete = False
-        try:
-            spec.loader.exec_module(module)
-            complete = True
-        finally:
-            if not complete:
-                del sys.modules[name]
-    return sys.modules[name]
+def options_class(factory: Callable) -> type | None:
+    """The dataclass of the options of a class, its own or inherited; None for a class or a function without one."""
+    kinds = factory.__mro__ if isinstance(factory, type) else ()
+    return next((vars(kind)["Options"] for kind in kinds if "Options" in vars(kind)), None)
 
 
 def _place(function: Callable) -> str:

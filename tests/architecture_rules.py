@@ -31,6 +31,7 @@ LAYERS = {
 }
 ROOT_MODULES = (
     "",
+    "imports",
     "registry",
     "ranges",
     "conditions",

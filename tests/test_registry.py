@@ -7,8 +7,10 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
+from rft.conditions import ReadIf
+from rft.imports import import_all, import_part
 from rft.ranges import Fraction, PositiveFloat, PositiveInt, Range
-from rft.registry import Registry, Target, convert, import_all, import_part, spell, take
+from rft.registry import Registry, Target, convert, spell, take
 
 
 @dataclass
@@ -297,6 +299,41 @@ def test_a_target_is_built_from_its_options_and_what_it_takes_of_the_rest(name):
     assert (thing.world, thing.size, thing.name) == ("w", 3, None)
 
 
+@dataclass(frozen=True)
+class LampOptions:
+    watts: PositiveInt
+    color: Annotated[str, ReadIf("watts", 60)]
+
+
+class Lamp:
+    Options = LampOptions
+
+    def __init__(self, options: LampOptions, world: str) -> None:
+        self.options = options
+        self.world = world
+
+
+class Lantern(Lamp):
+    """Takes the options of its base class."""
+
+
+@pytest.mark.parametrize("name", ["Lamp", "Lantern"])
+def test_a_class_with_a_dataclass_of_options_gets_an_object_of_it(name):
+    lamp = target(name, watts=40, color="red")
+    assert lamp.options == LampOptions(watts=40, color="red")
+    built = lamp.build(world="w", seed=1)
+    assert (type(built).__name__, built.options, built.world) == (name, lamp.options, "w")
+    assert lamp.unread(lambda part: "") == {"actor.color": "actor.watts=40"}
+    assert target(name, watts=60, color="red").unread(lambda part: "") == {}
+
+
+def test_options_of_a_dataclass_are_checked_in_the_name_of_their_class():
+    with pytest.raises(ValueError, match=r"^actor\.wats: Lamp takes watts, color; did you mean watts\?"):
+        target("Lamp", wats=1, color="red")
+    with pytest.raises(ValueError, match=r"^actor\.watts=0: it must be at least 1"):
+        target("Lamp", watts=0, color="red")
+
+
 def test_a_default_of_a_class_may_stand():
     assert target("Thing", size=3, name="n").build(world="w").name == "n"
 
@@ -333,7 +370,7 @@ def test_a_part_that_is_not_there_is_named_and_what_a_part_lacks_is_no_mistake_o
 def test_a_folder_of_plugins_imports_the_files_that_are_there(tmp_path, monkeypatch):
     folder = tmp_path / "plugins_of_a_folder"
     folder.mkdir()
-    (folder / "__init__.py").write_text("from rft.registry import import_all\n\nimport_all(__name__)\n")
+    (folder / "__init__.py").write_text("from rft.imports import import_all\n\nimport_all(__name__)\n")
     (folder / "first.py").write_text("NUMBER = 1\n")
     (folder / "second.py").write_text("NUMBER = 2\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -10,7 +10,7 @@ from rft.algorithm.registries import (
     SELECTIONS,
     SHAPINGS,
 )
-from rft.registry import import_all
+from rft.imports import import_all
 
 __all__ = [
     "ADVANTAGES",

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from rft.registry import import_part
+from rft.imports import import_part
 
 Mode = Callable[[dict[str, Any], Console], float]  # (resolved config, console of rank zero) -> what main returns
 

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal, NoReturn
 
 from rft.errors import FunctionError
+from rft.imports import import_part
 from rft.ranges import PositiveInt, Range, Seconds
-from rft.registry import import_part, take
+from rft.registry import take
 from rft.remote.call_pool import BreakerOptions
 from rft.remote.retry import Backoff
 from rft.reward.build import build_term

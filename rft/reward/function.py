@@ -17,7 +17,8 @@ from typing import Any, ClassVar
 
 from rft.batch.entries import OWN, PROMPT_OPENS
 from rft.errors import naming
-from rft.registry import did_you_mean, import_named
+from rft.imports import import_named
+from rft.registry import did_you_mean
 from rft.reward.route import SOURCE
 from rft.reward.term import RowTerm, Term, Unscored, is_tensor
 

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 from rft.batch.trajectory import Trajectory
 from rft.data.encode.encoder import Encoder
 from rft.data.rows.lazy import Rows
-from rft.registry import Plugin, import_part
+from rft.imports import import_part
+from rft.registry import Plugin
 from rft.rollout.answers import Announce, KeptMarks, single_turn
 from rft.rollout.engine.base import Completion, Request
 from rft.rollout.engine.sampling import Sampling

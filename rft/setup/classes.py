@@ -1,13 +1,10 @@
 """The classes and modules that a config names."""
 
-import importlib
-import importlib.util
 from typing import Any
 
 from rft.actor.base import ColumnModel
 from rft.algorithm.roles import ROLES
 from rft.data.base import Source, SourceFacts
-from rft.errors import describe
 from rft.registry import Target
 from rft.rollout.answerer import Episodes
 from rft.strategy.base import Strategy
@@ -69,22 +66,3 @@ def processor_of(actor: dict[str, Any]) -> Target | None:
 def strategy_of(node: Any) -> Target:
     """The class of the strategy, with its options. Raises as `class_of`."""
     return class_of(node, "strategy", Strategy, "strategy", ("world",))
-
-
-def import_plugin(name: str) -> None:
-    """Imports a module of the user, which registers its functions.
-
-    Raises:
-        ValueError: the module is not on the path, or an error is raised in it.
-    """
-    try:
-        importlib.import_module(name)
-    except (ImportError, SyntaxError, NameError, AttributeError, TypeError, ValueError, LookupError) as error:
-        if not name or (isinstance(error, ModuleNotFoundError) and error.name == name):
-            raise ValueError(
-                f"plugins: no module {name!r} is found; it is looked for beside the recipe (-cd <folder>) and on "
-                "PYTHONPATH"
-            ) from error
-        spec = importlib.util.find_spec(name)
-        file = "" if spec is None else spec.origin or ""
-        raise ValueError(f"plugins: the module {name!r} cannot be imported: {describe(error, file)}") from error

@@ -19,11 +19,12 @@ from rft.data.rows.mixture import Mixture
 from rft.data.rows.stream import check_stream
 from rft.errors import Check, Checked, Checks, Unmade, build_each, checks, part
 from rft.evaluation.preference import ScoreEvaluator
+from rft.imports import import_plugin
 from rft.logger.log import Sink
 from rft.registry import Target, convert, validate
 from rft.reward.compose import WeightedSum
 from rft.rollout.answerer import Episodes, episodes_of
-from rft.setup.classes import CONTEXT, actor_of, facts_of, import_plugin, processor_of, source_of, strategy_of
+from rft.setup.classes import CONTEXT, actor_of, facts_of, processor_of, source_of, strategy_of
 from rft.setup.constraints import (
     GRADERS,
     check_batch,

@@ -69,12 +69,12 @@ def unread_keys(parts: Parts) -> dict[str, str]:
         if node is not None:
             found |= unread_options(type(node), fields_of(node), name, absent)
     for target in (parts.actor, *parts.helpers.values(), parts.engine):
-        found |= unread_options(target.factory, target.options, target.key, absent)
+        found |= target.unread(absent)
     fields = {parts.train.key: parts.needs}
     evaluated = {"prompt", *(parts.reward.fields if parts.given is None else facts.fields)}
     fields |= {target.key: evaluated for target in parts.held_out.values()}
     for target in (parts.train, *parts.held_out.values()):
-        found |= unread_options(target.factory, target.options, target.key, _fields_absent(fields[target.key], absent))
+        found |= target.unread(_fields_absent(fields[target.key], absent))
     if (length := root.rollout.max_new_tokens) != root.data.max_response_tokens:
         found["data.max_response_tokens"] = f"rollout.max_new_tokens={length} takes its place"
     engine: type[Engine] = parts.engine.factory

@@ -3,7 +3,7 @@
 from rft.data.tool_calls.base import TOOL_CALLS, Found, Schema, ToolCall, assistant_message
 from rft.data.tool_calls.find_format import find_format, read_by, reads_calls
 from rft.data.tool_calls.parse import calls_of, without_thoughts
-from rft.registry import import_all
+from rft.imports import import_all
 
 __all__ = [
     "TOOL_CALLS",

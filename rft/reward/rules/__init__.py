@@ -1,5 +1,5 @@
 """Rewards that are functions of one response and its row. Importing this package registers them."""
 
-from rft.registry import import_all
+from rft.imports import import_all
 
 import_all(__name__)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from rft.batch.trajectory import Trajectory
 from rft.data.encode.encoder import Encoder
 from rft.data.rows.lazy import Rows
-from rft.registry import import_part
+from rft.imports import import_part
 from rft.remote.event_loop import EventLoop
 from rft.rollout.answerer import Answerer
 from rft.rollout.answers import Announce

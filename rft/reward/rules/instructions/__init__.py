@@ -1,5 +1,5 @@
 """Rules about instructions that a program can verify. Importing this package registers them."""
 
-from rft.registry import import_all
+from rft.imports import import_all
 
 import_all(__name__)

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from rft.registry import import_named
+from rft.imports import import_named
 
 MARKER = re.compile(r"<\|[^|<>]+\|>|</?s>|<(start|end)_of_turn>")  # of chat templates
 RESULT = ("rewards", "scores", "environment_feedback", "done", "extra_logs")  # what `step` may return

@@ -17,7 +17,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rft.errors import naming
-from rft.registry import did_you_mean, import_named
+from rft.imports import import_named
+from rft.registry import did_you_mean
 from rft.remote.event_loop import EventLoop
 
 
