@@ -2,25 +2,9 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
 
-Spelling = Literal["old", "new"]
 INPUT = "<input>"  # in an override: the path of the run's input file
 PROMPTS = "".join(f'{{"prompt": "reverse {number}="}}\n' for number in range(10, 95, 12))
-
-
-class Spelled(NamedTuple):
-    """An override whose key was renamed."""
-
-    old: str
-    new: str
-
-    def choose(self, spelling: Spelling) -> str:
-        """Returns the override with the old or the new key."""
-        return self.old if spelling == "old" else self.new
-
-
-Override = str | Spelled
 
 
 @dataclass(frozen=True)
@@ -39,7 +23,7 @@ class Run:
     """
 
     name: str
-    overrides: tuple[Override, ...]
+    overrides: tuple[str, ...]
     ranks: int = 1
     needs: str | None = None
     within: bool = False
@@ -69,6 +53,11 @@ GIVEN = (*SMALL, "data.train.length=[2,6]", "actor.optimizer.lr=3e-3")
 LORA = ("actor/lora=lora", "actor.lora.rank=4", "algorithm/terms=[kl]")
 # A large eps of AdamW: with a small one, gradients that consist only of rounding errors would change weights.
 RANKS = (*SMALL, *REWARD, *WARM, "rollout.max_new_tokens=8", "algorithm.group_size=4", "actor.optimizer.eps=1e-4")
+EXPERTS = ("actor.model_config.model_type=mixtral", "+actor.model_config.num_local_experts=4")
+PROCESS_MODEL = (
+    "reward/terms=[exact_match,format,process_model]",
+    "reward.terms.process_model.path=<run:process_reward_model>/checkpoints/latest/actor",
+)
 TEACHER = "teacher.path=<run:sft_packed>/checkpoints/latest/actor"
 
 RUNS = (
@@ -134,7 +123,7 @@ RUNS = (
     Run("qlora", (*LORA, "actor.lora.quantize=nf4", *GROUPS, "batch.minibatches=2")),
     Run("sft_packed", ("algorithm=sft", *GIVEN, "actor.micro_batch_tokens=64", "steps=8")),
     Run("sft_padded", ("algorithm=sft", *GIVEN, "actor.micro_batch_tokens=64", "actor.packing=false")),
-    Run("sft_all_tokens", ("algorithm=sft", *GIVEN, Spelled("data.trains=all", "data.train_on=all"))),
+    Run("sft_all_tokens", ("algorithm=sft", *GIVEN, "data.train_on=all")),
     Run("pretrain", ("algorithm=pretrain", *GIVEN)),
     Run("dpo", ("algorithm=dpo", "reference.precompute=true", *GIVEN, *WARM, "batch.minibatches=2")),
     Run("kto", ("algorithm=kto", *GIVEN, *WARM, "batch.minibatches=2")),
@@ -166,8 +155,26 @@ RUNS = (
         within=True,
         files=("evaluation.json", "answers.jsonl"),
     ),
+    Run(
+        "environment",
+        ("--config-name=tool_use", *SMALL, "warmup.steps=60", "algorithm.group_size=4", *MOVING),
+    ),
+    Run("images", ("actor=tiny_vision", "data=shapes", *SMALL, *WARM, "algorithm.group_size=4", "batch.minibatches=2")),
+    Run("process_rewards", (*GROUPS, *PROCESS_MODEL, "batch.minibatches=2"), needs="process_reward_model"),
+    Run("offload", ("algorithm/terms=[kl]", "strategy.param_offload=all", *GROUPS, *MOVING)),
+    Run(
+        "replay",
+        (
+            *("mode=replay", "replay.step=64", "algorithm/loss=gspo", *SMALL, "data.train.length=[2,3]"),
+            *("warmup.steps=60", "warmup.rows=32", "rollout.max_new_tokens=8"),
+        ),
+        needs="default",
+        within=True,
+        files=("replay/*/*.json", "replay/*/*.jsonl"),
+    ),
     Run("grpo_two_ranks", ("algorithm/terms=[kl]", *RANKS, "batch.minibatches=2"), ranks=2),
     Run("tensor_parallel", ("strategy.tensor_parallel=2", *RANKS, "batch.minibatches=2"), ranks=2),
+    Run("expert_parallel", ("strategy.expert_parallel=2", *EXPERTS, *RANKS, "batch.minibatches=2"), ranks=2),
     Run("context_parallel", ("strategy.context_parallel=2", *RANKS, "batch.minibatches=2"), ranks=2),
 )
 
