@@ -157,7 +157,10 @@ RUNS = (
     ),
     Run(
         "environment",
-        ("--config-name=tool_use", *SMALL, "warmup.steps=60", "algorithm.group_size=4", *MOVING),
+        (
+            *("data=products", "environment=marked_calculator", "actor.tokenizer.alphabet='0123456789*=?'"),
+            *(*SMALL, "warmup.steps=60", "algorithm.group_size=4", *MOVING),
+        ),
     ),
     Run("images", ("actor=tiny_vision", "data=shapes", *SMALL, *WARM, "algorithm.group_size=4", "batch.minibatches=2")),
     Run("process_rewards", (*GROUPS, *PROCESS_MODEL, "batch.minibatches=2"), needs="process_reward_model"),

@@ -121,7 +121,7 @@ def test_runs_come_behind_those_that_they_need():
 @pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
 def test_the_commands_compose(run, resolved, tmp_path):
-    command = Recorder(ROOT, tmp_path, tmp_path, "new").command(run)
+    command = Recorder(ROOT, tmp_path, tmp_path).command(run)
     config = resolved(*command[command.index("rft.main") + 1 :])
     assert config["output_dir"] == str(tmp_path / run.name / "run")
 
