@@ -142,14 +142,13 @@ def field_value(row: Mapping[str, Any], field: str) -> Any:
         ) from error
 
 
-def _fault(options: Mapping[str, Any]) -> str | None:
-    schema, field, tag = options["schema"], options["schema_field"], options["tag"]
+def _fault(tag: str | None, schema: dict[str, Any] | None, schema_field: str | None) -> str | None:
     if tag is not None and (fault := bad_tag("tag", tag)) is not None:
         return fault
-    if schema is not None and field is not None:
-        return f"schema_field={field}: there is also a schema; set one of schema and schema_field to null"
+    if schema is not None and schema_field is not None:
+        return f"schema_field={schema_field}: there is also a schema; set one of schema and schema_field to null"
     name = "schema" if schema is not None else "schema_field"
-    if schema is None and field is None:
+    if schema is None and schema_field is None:
         return None
     if (fault := missing_package()) is not None:
         return f"{name} {fault}"
@@ -186,7 +185,7 @@ def _written(
 
 @REWARDS.register(
     "json",
-    reads=lambda options: () if options["schema_field"] is None else (options["schema_field"],),
+    reads=lambda schema_field: () if schema_field is None else (schema_field,),
     thoughts="skip",
     extract=_canonical,
     gold=_gold,
