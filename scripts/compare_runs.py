@@ -1,13 +1,12 @@
 """Checks that a change of the code changes no result: compares the same short runs of two checkouts.
 
 python scripts/compare_runs.py list
-python scripts/compare_runs.py record --checkout ../before --out before.json --spelling old
+python scripts/compare_runs.py record --checkout ../before --out before.json
 python scripts/compare_runs.py record --checkout . --out after.json --only default,ppo
 python scripts/compare_runs.py compare before.json after.json --only default,ppo
 
-Runs of one process must be bit-equal, runs of several ranks equal to 1e-6. `--spelling old` is for checkouts that use
-the old names of renamed keys (see `Spelled` in comparison/runs.py). The values of the tensors are saved in a folder
-next to the file: `before.tensors` for `before.json`.
+Runs of one process must be bit-equal, runs of several ranks equal to 1e-6. The values of the tensors are saved in a
+folder next to the file: `before.tensors` for `before.json`.
 """
 
 import argparse
@@ -33,7 +32,6 @@ def main() -> None:
     part.add_argument("--out", type=Path, required=True, help="the json file to write")
     part.add_argument("--only", default="", help="comma-separated names of runs; the runs that they need are included")
     part.add_argument("--jobs", type=int, default=2, help="concurrent runs of one process (default: 2)")
-    part.add_argument("--spelling", choices=("old", "new"), default="new", help="names of renamed keys (default: new)")
     part.add_argument("--keep", type=Path, default=None, help="a folder in which to keep the output of the runs")
     part.set_defaults(run=record)
     part = sections.add_parser("compare", help="prints a table of two recordings; exits with 1 if a run failed")
@@ -63,7 +61,7 @@ def record(arguments: argparse.Namespace) -> None:
     shutil.rmtree(tensors, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="rft-compare-") as temporary:
         folder = Path(temporary).resolve() if arguments.keep is None else arguments.keep.resolve()
-        recorder = Recorder(arguments.checkout.resolve(), folder, tensors, arguments.spelling)
+        recorder = Recorder(arguments.checkout.resolve(), folder, tensors)
         recording = recorder.record_all(runs, arguments.jobs, say)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(recording, indent=1) + "\n")

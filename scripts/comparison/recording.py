@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from comparison.runs import INPUT, Run, Spelled, Spelling
+from comparison.runs import INPUT, Run
 
 CLOCK = ("time/", "throughput/", "memory/")  # metrics that differ from run to run
 LONGEST = 300.0  # seconds until a command times out
@@ -33,14 +33,12 @@ class Recorder:
         checkout: the root of the clone.
         folder: the folder for the output of the runs.
         tensors: the folder for the values of the tensors, one file per run.
-        spelling: whether the checkout uses the old or the new name of a renamed key.
     """
 
-    def __init__(self, checkout: Path, folder: Path, tensors: Path, spelling: Spelling) -> None:
+    def __init__(self, checkout: Path, folder: Path, tensors: Path) -> None:
         self.checkout = checkout
         self.folder = folder
         self.tensors = tensors
-        self.spelling = spelling
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("RFT_")} | {
             "PYTHONPATH": str(checkout),
             "OMP_NUM_THREADS": "1",
@@ -83,7 +81,6 @@ class Recorder:
             "checkout": str(self.checkout),
             "commit": self.commit(),
             "torch": importlib.metadata.version("torch"),
-            "spelling": self.spelling,
             "runs": {run.name: done[run.name] for run in runs if run.name in done},
             "failed": [run.name for run in runs if run.name not in done],
         }
@@ -113,12 +110,11 @@ class Recorder:
         start = [sys.executable]
         if run.ranks > 1:
             start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(run.ranks)]
-        overrides = [each.choose(self.spelling) if isinstance(each, Spelled) else each for each in run.overrides]
         paths = [
             re.sub(r"<run:(\w+)>", lambda found: str(self.output(found[1])), text).replace(
                 INPUT, str(self.folder / run.name / "input.jsonl")
             )
-            for text in overrides
+            for text in run.overrides
         ]
         return [*start, "-m", "rft.main", f"output_dir={self.output(run.name)}", *paths]
 

@@ -2,25 +2,9 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
 
-Spelling = Literal["old", "new"]
 INPUT = "<input>"  # in an override: the path of the run's input file
 PROMPTS = "".join(f'{{"prompt": "reverse {number}="}}\n' for number in range(10, 95, 12))
-
-
-class Spelled(NamedTuple):
-    """An override whose key was renamed."""
-
-    old: str
-    new: str
-
-    def choose(self, spelling: Spelling) -> str:
-        """Returns the override with the old or the new key."""
-        return self.old if spelling == "old" else self.new
-
-
-Override = str | Spelled
 
 
 @dataclass(frozen=True)
@@ -39,7 +23,7 @@ class Run:
     """
 
     name: str
-    overrides: tuple[Override, ...]
+    overrides: tuple[str, ...]
     ranks: int = 1
     needs: str | None = None
     within: bool = False
@@ -134,7 +118,7 @@ RUNS = (
     Run("qlora", (*LORA, "actor.lora.quantize=nf4", *GROUPS, "batch.minibatches=2")),
     Run("sft_packed", ("algorithm=sft", *GIVEN, "actor.micro_batch_tokens=64", "steps=8")),
     Run("sft_padded", ("algorithm=sft", *GIVEN, "actor.micro_batch_tokens=64", "actor.packing=false")),
-    Run("sft_all_tokens", ("algorithm=sft", *GIVEN, Spelled("data.trains=all", "data.train_on=all"))),
+    Run("sft_all_tokens", ("algorithm=sft", *GIVEN, "data.train_on=all")),
     Run("pretrain", ("algorithm=pretrain", *GIVEN)),
     Run("dpo", ("algorithm=dpo", "reference.precompute=true", *GIVEN, *WARM, "batch.minibatches=2")),
     Run("kto", ("algorithm=kto", *GIVEN, *WARM, "batch.minibatches=2")),
