@@ -30,7 +30,7 @@ from rft.modes import find_mode
 from rft.redaction import redact, redact_log_records, redact_tracebacks
 from rft.registry import did_you_mean
 from rft.sanitize import printable
-from rft.setup.renamed import elsewhere, renamed_group, renamed_key, renamed_option
+from rft.setup.other_libraries import elsewhere
 from rft.setup.yaml_errors import YAML_ERRORS, broken_yaml
 
 CONFIG_FOLDER = Path(__file__).parent / "config"
@@ -145,8 +145,6 @@ def explain(error: Exception) -> str:
     if isinstance(error, ValueError) and not isinstance(error, HydraException | OmegaConfBaseException):
         return text
     if found := re.search(r"Could not override '([^']+)'", text):
-        if (renamed := renamed_group(found[1]) or renamed_key(found[1])) is not None:
-            return renamed
         key, known = found[1].split("@")[0], known_keys()
         if key in known:
             group = key.split(".")[0]
@@ -158,15 +156,10 @@ def explain(error: Exception) -> str:
         return f"{key}: no such key{did_you_mean(key, known)}"
     if found := re.search(r"Could not find '([^']+)'\s+Available options in '([^']+)':\s+(.*)", text, re.DOTALL):
         name, group, options = found[1].rsplit("/", 1)[-1], found[2], re.findall(r"^\s*(\S+)$", found[3], re.MULTILINE)
-        if (renamed := renamed_option(group, name)) is not None:
-            return renamed
         options = [
             option for option in options if not option.startswith("_")
         ]  # a yaml that others inherit is no option
         return f"{group}={name}: no such option{did_you_mean(name, options)} (known: {', '.join(options)})"
-    gone = re.search(r"(?:Could not delete from config\.|Interpolation key) '([^']+)'", text)
-    if gone and (renamed := renamed_key(gone[1])) is not None:
-        return renamed
     if found := re.search(r"Missing mandatory value: (\S+)(?:\s+full_key: (\S+))?", text):
         key = found[1] if "." in found[1] or not found[2] else found[2]  # that of an interpolation is the full key
         return f"{key} is missing: set {key}=<value>"

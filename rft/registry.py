@@ -52,25 +52,25 @@ class Plugin:
         self.options = options
         self.facts = types.SimpleNamespace(**facts)
         self.function = function
-        self._supplied = set(inspect.signature(function).parameters) - set(options)
-        # Once: to read a signature takes longer than most calls.
-        functions = {fact: value for fact, value in facts.items() if isinstance(value, types.FunctionType)}
-        self._parameters = {fact: list(inspect.signature(value).parameters) for fact, value in functions.items()}
 
     def __call__(self, *args: Any, **supplied: Any) -> Any:
-        """Calls the function with those keyword arguments that it takes; the others are dropped."""
-        taken = {name: value for name, value in supplied.items() if name in self._supplied}
-        with naming(self.title, self.function):
-            return self.function(*args, **taken, **self.options)
+        """Calls the function with its options and those keyword arguments that it names."""
+        return _call(self.title, self.function, args, {**supplied, **self.options})
 
     def call(self, fact: str, *args: Any, **supplied: Any) -> Any:
-        """Calls a fact that is a function with those options and keyword arguments that it takes."""
-        function = vars(self.facts)[fact]
-        known = {**supplied, **self.options}
-        parameters = self._parameters.get(fact) or inspect.signature(function).parameters
-        taken = {name: known[name] for name in parameters if name in known}
-        with naming(f"{fact} of {self.title}", function):
-            return function(*args, **taken)
+        """Calls a fact that is a function with those options and keyword arguments that it names."""
+        return _call(f"{fact} of {self.title}", vars(self.facts)[fact], args, {**supplied, **self.options})
+
+
+def _call(title: str, function: Callable, args: tuple[Any, ...], known: Mapping[str, Any]) -> Any:
+    """Calls a function with the arguments, and those of the known values that its signature names."""
+    with naming(title, function):
+        return function(*args, **{name: known[name] for name in _names(function) if name in known})
+
+
+@cache  # to read a signature takes longer than most calls
+def _names(function: Callable) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)
 
 
 class Registry:
@@ -81,8 +81,8 @@ class Registry:
         supplied: keyword arguments that the caller passes at call time; they are not yaml options.
         functions: the facts whose value is a function.
         facts: every fact that an entry may state, with its default. Any but the `functions` may be given as a callable
-            of the entry's options. Every registry has the fact `fault`: a message about wrong options
-            ("option=value: what it must be"), or None.
+            of options of the entry, which get those that it names. Every registry has the fact `fault`: a message
+            about wrong options ("option=value: what it must be"), or None.
     """
 
     def __init__(
@@ -139,12 +139,12 @@ class Registry:
         function, stated = self._entries[name]
         options = {k: v for k, v in node.items() if k != "name"}
         options = take(options, function, key, f"{self.kind} {name!r}", self.supplied)
-        if "fault" in stated and (fault := stated["fault"](options)) is not None:
-            raise ValueError(f"{key}.{fault}")
-        facts = {fact: stated.get(fact, default) for fact, default in self.facts.items() if fact != "fault"}
-        for fact, value in facts.items():
+        facts = self.facts | stated
+        for fact, value in facts.items():  # the fault is the first: others may need options without one
             if callable(value) and fact not in self.functions:
-                facts[fact] = value(options)
+                facts[fact] = _call(f"{fact} of the {self.kind} {name!r}", value, (), options)
+            if fact == "fault" and facts[fact] is not None:
+                raise ValueError(f"{key}.{facts[fact]}")
         return Plugin(name, self.kind, function, options, facts)
 
 

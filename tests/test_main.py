@@ -128,19 +128,6 @@ def test_an_interrupt_ends_without_a_traceback(say, monkeypatch):
             "mode: expected one of train, verify, plan, doctor, replay, inspect, serve, evaluate, generate, chat, got "
             "'tain'; did you mean train?",
         ),
-        (["data.trains=all"], "data.trains: data.trains is called data.train_on now"),
-        (["~after.sft"], "after.sft: after is called depends_on now"),
-        (["algorithm/source=partly_sampled"], "algorithm/source=partly_sampled is called algorithm/source=mixed now"),
-        (
-            ["algorithm/correction=bypass_token_tis"],
-            "algorithm/correction=bypass_token_tis is algorithm/correction=token_tis "
-            "algorithm.correction.anchor=rollout now",
-        ),
-        (["actor=critic"], "actor=critic is called critic=critic, a group of its own now"),
-        (
-            ["actor@teacher=teacher_server"],
-            "actor@teacher: this group was removed; use the group teacher, as in teacher=teacher_server",
-        ),
     ],
 )
 def test_one_message_for_what_the_user_did_wrong(arguments, message, say, tmp_path):
@@ -194,19 +181,6 @@ def test_a_recipe_whose_body_sets_numbers_of_a_loss_is_refused(part, name, say, 
         f"error: {folder / 'run.yaml'}: the body sets algorithm.{part}; the value would apply to any {part}"
     )
     assert f"algorithm/{part}/<name>.yaml" in error
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ("data:\n  trains: all\n", "data.trains: it is called data.train_on now"),
-        ("after: {sft: {folder: a, command: b}}\n", "after: it is called depends_on now"),
-        ("name: ${after.sft.folder}\n", "after.sft.folder: after is called depends_on now"),
-    ],
-)
-def test_an_old_key_in_a_recipe_is_refused_with_the_new_one(body, message, say, tmp_path):
-    code, _, error = say("-cd", recipe(tmp_path / "mine", body), "-cn", "run")
-    assert (code, error) == (1, f"error: {message}\n")
 
 
 def test_a_typed_value_that_the_run_does_not_read_is_refused_with_its_place(say, tmp_path):

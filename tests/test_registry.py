@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from rft.conditions import ReadIf
+from rft.errors import FunctionError
 from rft.imports import import_all, import_part
 from rft.ranges import Fraction, PositiveFloat, PositiveInt, Range
 from rft.registry import Registry, Target, convert, spell, take
@@ -46,7 +47,7 @@ def ppo_clip(logprobs, batch, *, all_sum, clip_low: float, clip_high: float, mod
 @pytest.fixture
 def losses():
     registry = Registry("loss", supplied=("all_sum",), reads=(), head="lm")
-    registry.register("ppo_clip", reads=lambda options: (options["mode"],))(ppo_clip)
+    registry.register("ppo_clip", reads=lambda mode: (mode,))(ppo_clip)
     registry.register("nll")(lambda logprobs, batch: (logprobs, batch))
     return registry
 
@@ -66,6 +67,26 @@ def test_facts_are_stated_computed_from_options_or_the_default(losses):
     stated, plain = losses.build(NODE, KEY).facts, losses.build({"name": "nll"}, KEY).facts
     assert (stated.reads, stated.head) == (("soft",), "lm")
     assert (plain.reads, plain.head) == ((), "lm")
+
+
+def test_a_fault_is_told_before_other_facts_are_computed():
+    def fault(low, high):
+        return None if low < high else f"low={low}: it must be below high={high}"
+
+    def scaled(logprobs, *, low: float, high: float): ...
+
+    registry = Registry("loss", reads=())
+    registry.register("scaled", reads=lambda high, low: (f"by_{1 / (high - low)}",), fault=fault)(scaled)
+    assert registry.build({"name": "scaled", "low": 0.5, "high": 1.0}, KEY).facts.reads == ("by_2.0",)
+    with pytest.raises(ValueError, match=f"^{KEY}.low=1.0: it must be below high=1.0$"):
+        registry.build({"name": "scaled", "low": 1.0, "high": 1.0}, KEY)
+
+
+def test_an_error_in_a_fact_of_a_user_names_the_fact():
+    registry = Registry("loss", reads=())
+    registry.register("mine", reads=lambda anchor: (anchor,))(lambda logprobs, *, mode: None)
+    with pytest.raises(FunctionError, match=r"^reads of the loss 'mine' failed: .*missing .* argument: 'anchor'$"):
+        registry.build({"name": "mine", "mode": "old"}, KEY)
 
 
 def test_a_fact_that_the_registry_does_not_know_is_a_mistake_of_the_programmer(losses):

@@ -46,33 +46,31 @@ class CircuitBreaker:
 
     def __init__(self, options: BreakerOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = options.failures
-        self._pauses = Backoff(options.pause_s, LONGEST * options.pause_s)
-        self._clock = clock
+        self._pauses = Backoff(options.pause_s, LONGEST * options.pause_s, clock)
         self._failures = 0
-        self._open_until: float | None = None
-        self._probing = False
+        self._open = self._probing = False
 
     def admits(self) -> bool:
         """Whether the server gets a request now."""
-        return self._open_until is None or (not self._probing and self._clock() >= self._open_until)
+        return not self._open or not (self._probing or self._pauses.pausing)
 
     def begin(self) -> bool:
         """A request that the breaker admits is sent; True if it is the probe of an open circuit."""
-        probe = self._open_until is not None
-        self._probing = probe
-        return probe
+        self._probing = self._open
+        return self._open
 
     def end(self, answered: bool, probe: bool) -> None:
         """A request has ended. With an open circuit only the probe counts as a failure: the others are older."""
         if probe:
             self._probing = False
         if answered:
-            self._failures, self._open_until = 0, None
+            self._failures, self._open = 0, False
             self._pauses.reset()
-        elif probe or self._open_until is None:
+        elif probe or not self._open:
             self._failures += 1
-            if probe or self._failures >= self._most:
-                self._open_until = self._clock() + self._pauses.next()
+            self._open = probe or self._failures >= self._most
+            if self._open:
+                self._pauses.start()
 
 
 class PooledServer:
@@ -85,6 +83,7 @@ class PooledServer:
     Attributes:
         client: as given.
         breaker: decides whether it gets requests.
+        rests: after failures, in which other servers are preferred.
         running: requests that it works on.
         problem: of its last failure; empty without one.
     """
@@ -92,28 +91,19 @@ class PooledServer:
     def __init__(self, client: ServerClient, options: BreakerOptions) -> None:
         self.client = client
         self.breaker = CircuitBreaker(options)
+        self.rests = Backoff(*REST_S)
         self.running = 0
         self.problem = ""
-        self._rests = Backoff(*REST_S)
-        self._resting_until = 0.0
 
-    @property
-    def resting(self) -> bool:
-        """It has failed a short time ago, so other servers are preferred."""
-        return time.monotonic() < self._resting_until
-
-    def rest(self, problem: str) -> None:
-        """A request has failed; failures during a rest count once."""
-        if not self.problem:
+    def end(self, problem: str) -> None:
+        """A request has ended, with a problem unless the text is empty; failures during a rest count once."""
+        if problem and not self.problem:
             logging.getLogger(__name__).warning("%s; its requests go to other servers first", problem)
         self.problem = problem
-        if not self.resting:
-            self._resting_until = time.monotonic() + self._rests.next()
-
-    def succeed(self) -> None:
-        """A request has succeeded."""
-        self.problem = ""
-        self._rests.reset()
+        if not problem:
+            self.rests.reset()
+        elif not self.rests.pausing:
+            self.rests.start()
 
 
 class CallPool:
@@ -157,7 +147,7 @@ class CallPool:
 
     def _choose(self, tried: Sequence[PooledServer]) -> PooledServer | None:
         choices = [server for server in self._servers if server not in tried and server.breaker.admits()]
-        return min(choices, key=lambda server: (server.resting, server.running), default=None)
+        return min(choices, key=lambda server: (server.rests.pausing, server.running), default=None)
 
     async def _post(self, server: PooledServer, path: str, body: Mapping[str, Any], read: Callable[[Any], T]) -> T:
         alive, problem = False, f"{server.client.name}: no answer before the deadline"
@@ -175,7 +165,4 @@ class CallPool:
         finally:  # also where the deadline has cancelled the call
             server.running -= 1
             server.breaker.end(alive, probe)
-            if problem:
-                server.rest(problem)
-            else:
-                server.succeed()
+            server.end(problem)

@@ -146,7 +146,7 @@ class LoadBalancer:
     def _hand_out(self) -> None:
         now = asyncio.get_running_loop().time()
         ready = [server for server in self._servers if server.ready]
-        free = [server for server in ready if server.resting_until <= now]
+        free = [server for server in ready if not server.backoff.pausing]
         for group in list(self._queue):
             fewest = min((group.failures[server] for server in ready), default=0)
             need = len(group.missing())
@@ -233,7 +233,7 @@ class LoadBalancer:
         now = asyncio.get_running_loop().time()
         busy = isinstance(problem, RequestFailed) and problem.busy
         if busy or isinstance(problem, TimeoutError):
-            server.rest(now)
+            server.rest()
         else:
             server.ready, server.problem = False, str(problem)
         if busy:

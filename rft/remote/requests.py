@@ -28,8 +28,7 @@ class Server:
         running: requests that it works on.
         ready: its last probe succeeded, and no request has failed since.
         problem: why it is not ready.
-        resting_until: it gets no requests before this time of the event loop.
-        backoff: its pauses.
+        backoff: its pauses, in which it gets no requests.
         busy_since: the time of its first refusal since its last answer, or None.
     """
 
@@ -38,7 +37,6 @@ class Server:
     running: int = 0
     ready: bool = False
     problem: str = "not probed yet"
-    resting_until: float = 0.0
     backoff: Backoff = field(default_factory=lambda: Backoff(*PAUSES_S))
     busy_since: float | None = None
 
@@ -48,11 +46,11 @@ class Server:
         self.backoff.reset()
         self.busy_since = None
 
-    def rest(self, now: float) -> None:
+    def rest(self) -> None:
         """Halves the window and pauses the server; refusals during a pause count once."""
-        if self.resting_until <= now:
+        if not self.backoff.pausing:
             self.window = max(1.0, self.window / 2)
-            self.resting_until = now + self.backoff.next()
+            self.backoff.start()
 
 
 class ServerRequest(Protocol):

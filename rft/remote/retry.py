@@ -1,7 +1,8 @@
 """What the clients of servers share: pauses between repeated calls, and the limits of requests to model servers."""
 
 import asyncio
-from collections.abc import Awaitable
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -11,19 +12,30 @@ T = TypeVar("T")
 
 
 class Backoff:
-    """Pauses that double from `first_s` to `longest_s` seconds, until `reset`."""
+    """Pauses that double from `first_s` to `longest_s` seconds, until `reset`; `clock` returns the time in seconds."""
 
-    def __init__(self, first_s: float, longest_s: float) -> None:
+    def __init__(self, first_s: float, longest_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._first = self._next = first_s
         self._longest = longest_s
+        self._clock = clock
+        self._until = clock()
 
     def next(self) -> float:
         """Seconds of the pause that comes now."""
         pause, self._next = self._next, min(2 * self._next, self._longest)
         return pause
 
+    def start(self) -> None:
+        """The pause that comes now starts, also where another one has not ended."""
+        self._until = self._clock() + self.next()
+
+    @property
+    def pausing(self) -> bool:
+        """A pause has started and not ended."""
+        return self._clock() < self._until
+
     def reset(self) -> None:
-        """Starts again with the shortest pause."""
+        """The next pause is the shortest; one that has started lasts as long as before."""
         self._next = self._first
 
 

@@ -17,7 +17,7 @@ from rft.data.encode.processor import MediaProcessor
 from rft.data.rows.lazy import Row, Rows, load
 from rft.data.rows.sources import FileRows, refuse_agents
 from rft.distributed import SINGLE_PROCESS, World, device_kind
-from rft.errors import Check, Checked, Problems, checks, part
+from rft.errors import Check, Checked, checks, part
 from rft.evaluation.base import EvaluationContext, Evaluator
 from rft.evaluation.canary import CanaryProbe
 from rft.evaluation.generation import GenerationEvaluator, GenerationOptions
@@ -31,7 +31,6 @@ from rft.rollout.engine.texts import stop_tokens
 from rft.rollout.sampler import Sampler
 from rft.setup.constraints import check_engine_model, check_forbidden, check_tokenizer, engine_options
 from rft.setup.parts import Parts
-from rft.setup.renamed import renamed_keys
 from rft.setup.row_checks import check_rows
 from rft.setup.typed import typed_keys
 from rft.setup.unread import check_typed
@@ -57,8 +56,6 @@ class Components(Parts):
     policy: "PolicyParts"  # set when the tokenizer is loaded
 
     def __init__(self, config: dict[str, Any], typed: Mapping[str, str] | None = None) -> None:
-        if renamed := renamed_keys(config):
-            raise Problems(renamed)
         super().__init__(config)
         self.typed = typed_keys() if typed is None else typed
         self.check_all()

@@ -305,6 +305,12 @@ def test_a_busy_server_gets_half_as_many_requests_and_no_failure():
     assert server.window == 8.0, "the concurrency of the policy"
 
 
+def test_refusals_during_a_pause_count_once():
+    [server] = servers = servers_of(failing(RequestRefused("server 0: busy", 503), times=2))
+    assert balance(servers, [[0], [1]])[0] == [[0], [1]]
+    assert server.window == 4.25 + 1 / 4.25, "halved once, then two answers"
+
+
 def test_a_late_answer_halves_the_window_and_is_a_failure():
     works = iter((never, at_once))
     [server] = servers = servers_of(lambda number: next(works)(number))

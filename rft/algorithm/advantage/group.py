@@ -6,7 +6,7 @@ A row without a trained token gets no advantage, yet its score counts in the sta
 import functools
 import logging
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from tensordict import TensorDict
@@ -22,10 +22,10 @@ EPSILON = 1e-6
 OWN_SCORE = Gradient("scaled", factor=lambda n: (n - 1) / n, note="a row's own score is in its baseline")
 
 
-def _gradient_of_group_norm(options: dict[str, Any]) -> Gradient:
-    if options["scale"] == "none":
+def _gradient_of_group_norm(scale: str) -> Gradient:
+    if scale == "none":
         return OWN_SCORE
-    cosine = 0.982 if options["scale"] == "group" else 0.991
+    cosine = 0.982 if scale == "group" else 0.991
     return Gradient(
         "near", cosine=cosine, note="rescaled for binary scores of one prompt; graded scores change its direction"
     )

@@ -2,8 +2,6 @@
 a rejected token) are skipped and take no discount.
 """
 
-from typing import Any
-
 import torch
 from tensordict import TensorDict
 from torch import Tensor
@@ -15,8 +13,8 @@ from rft.algorithm.scores.groups import dense_numbers, weighted_centred
 from rft.ranges import Fraction, PositiveFloat
 
 
-def _gradient_of_reinforce(options: dict[str, Any]) -> Gradient:
-    if options["gamma"] == 1:
+def _gradient_of_reinforce(gamma: float) -> Gradient:
+    if gamma == 1:
         return Gradient("exact")
     return Gradient("near", note="a discount lowers the scores of longer answers")
 
@@ -80,8 +78,8 @@ def optimal_token_baseline(scores: Tensor, rewards: Tensor, batch: TensorDict) -
     return {"advantages": advantages}
 
 
-def _gradient_of_gae(options: dict[str, Any]) -> Gradient:
-    if options["gamma"] == 1 and options["lam"] == 1 and not options["whiten"]:
+def _gradient_of_gae(gamma: float, lam: float, whiten: bool) -> Gradient:
+    if gamma == 1 and lam == 1 and not whiten:
         return Gradient("exact")
     return Gradient("near", cosine=0.882, note="as biased as the critic; exact with gamma = lam = 1, not whitened")
 

@@ -3,7 +3,7 @@
 One number a row, on every trained token of it. A row without a trained token counts in its group, too.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from tensordict import TensorDict
@@ -20,8 +20,8 @@ REWEIGHED = Gradient(
 )
 
 
-def _gradient_of_gpg(options: dict[str, Any]) -> Gradient:
-    if options["scale"] == "none":
+def _gradient_of_gpg(scale: str) -> Gradient:
+    if scale == "none":
         return REWEIGHED
     return Gradient("near", cosine=0.997, note="rescaled for one prompt; graded scores change its direction")
 
@@ -58,8 +58,8 @@ def cpgd(
     return {"advantages": spread(weight * group.centred, scores, batch)}
 
 
-def _gradient_of_pass_at_k(options: dict[str, Any]) -> Gradient:
-    if options["scale"]:
+def _gradient_of_pass_at_k(scale: bool) -> Gradient:
+    if scale:
         return Gradient("near", target="max reward", cosine=0.968, note="the std of the group changes its direction")
     return Gradient(
         "scaled", target="max reward", factor=lambda n: 1 / n, note="only one row of a group has an advantage"
@@ -82,8 +82,8 @@ def pass_at_k(scores: Tensor, rewards: Tensor, batch: TensorDict, *, scale: bool
     return {"advantages": spread(advantage, scores, batch)}
 
 
-def _gradient_of_maxrl(options: dict[str, Any]) -> Gradient:
-    return Gradient("exact", target=f"log likelihood to order {options['order']}", note="of binary scores")
+def _gradient_of_maxrl(order: str) -> Gradient:
+    return Gradient("exact", target=f"log likelihood to order {order}", note="of binary scores")
 
 
 @ADVANTAGES.register("maxrl", raw=True, group_baseline=True, gradient=_gradient_of_maxrl)

@@ -1,7 +1,5 @@
 """The advantage of on-policy distillation: how much likelier a teacher finds what the policy has sampled."""
 
-from typing import Any
-
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -12,8 +10,8 @@ from rft.algorithm.registries import ADVANTAGES
 from rft.ranges import Fraction
 
 
-def _gradient(options: dict[str, Any]) -> Gradient:
-    if options["gamma"] == 1:
+def _gradient(gamma: float) -> Gradient:
+    if gamma == 1:
         return Gradient("exact", target="likeness to the teacher")
     left_out = "omits the effect of a token on later tokens"
     return Gradient("near", target="likeness to the teacher", cosine=0.988, note=left_out)

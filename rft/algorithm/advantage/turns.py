@@ -1,6 +1,6 @@
 """Advantages of single turns of a dialogue."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from tensordict import TensorDict
@@ -13,10 +13,10 @@ from rft.algorithm.scores.groups import group_statistics
 from rft.ranges import Fraction, NonNegativeFloat, NonNegativeInt
 
 
-def _gradient_of_gigpo(options: dict[str, Any]) -> Gradient:
-    if options["scale"] == "none":
+def _gradient_of_gigpo(scale: str, omega: float) -> Gradient:
+    if scale == "none":
         note = "of one turn; with several the cosine is .997, as returns of other turns in the state are the baseline"
-        return Gradient("scaled", factor=lambda n: (1 + options["omega"]) * (n - 1) / n, note=note)
+        return Gradient("scaled", factor=lambda n: (1 + omega) * (n - 1) / n, note=note)
     return Gradient("near", cosine=0.982, note="of one turn as group_norm; graded scores change its direction")
 
 
@@ -51,8 +51,8 @@ def gigpo(
     return {"advantages": total.to(scores.dtype)}
 
 
-def _gradient_of_hgpo(options: dict[str, Any]) -> Gradient:
-    if options["scale"] == "none":
+def _gradient_of_hgpo(scale: str) -> Gradient:
+    if scale == "none":
         note = "of one turn; with several, returns of other turns in the state are the baseline"
         return Gradient("scaled", factor=lambda n: (n - 1) / n, note=note)
     return Gradient("near", cosine=0.982, note="of one turn as group_norm")

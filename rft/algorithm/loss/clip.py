@@ -1,7 +1,7 @@
 """Policy losses that clip the ratio of every token to the old policy, and are pessimistic about the clip."""
 
 import math
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from tensordict import TensorDict
@@ -42,11 +42,9 @@ def ppo_clip(
     return clipped(ratio(difference), difference, batch, clip_low, clip_high, dual_clip)
 
 
-def delta_inside(options: dict[str, Any]) -> str | None:
+def delta_inside(delta: float, clip_high: float) -> str | None:
     """The error message for a bound that the clip would hide, or None."""
-    if options["delta"] < 1 + options["clip_high"]:
-        return f"delta={options['delta']}: it must be at least 1 + clip_high"
-    return None
+    return f"delta={delta}: it must be at least 1 + clip_high" if delta < 1 + clip_high else None
 
 
 @LOSSES.register(

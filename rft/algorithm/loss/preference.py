@@ -5,7 +5,7 @@ The value of a pair stands in both of its rows, and so do its statistics: their 
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from tensordict import TensorDict
@@ -22,14 +22,10 @@ from rft.algorithm.token_weights.aggregation import divisor, tokens_of_rows
 from rft.ranges import NonNegativeFloat, PositiveFloat, Range
 
 
-def gradient(slope: Callable[[dict[str, Any]], float]) -> Callable[[dict[str, Any]], Gradient]:
+def gradient(slope: float, average: bool = False) -> Gradient:
     """The gradient of a loss of beta * h: while policy and reference are equal, all pairs have the same factor."""
-
-    def stated(options: dict[str, Any]) -> Gradient:
-        target = "mean margin of pairs" if options.get("average") else "margin of pairs"
-        return Gradient("scaled", target, lambda n: slope(options), note="while the policy equals the reference")
-
-    return stated
+    target = "mean margin of pairs" if average else "margin of pairs"
+    return Gradient("scaled", target, lambda n: slope, note="while the policy equals the reference")
 
 
 EVALUATED = ("preference/accuracy", "preference/margin")  # on held-out pairs
@@ -42,7 +38,7 @@ Noise = Annotated[float, Range(low=0, below=0.5)]
     reads=("ref_logprobs", "chosen"),
     unit="pair",
     statistics=EVALUATED,
-    gradient=gradient(lambda options: options["beta"] * (0.5 - options["label_smoothing"])),
+    gradient=lambda beta, label_smoothing: gradient(beta * (0.5 - label_smoothing)),
 )
 def dpo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat, label_smoothing: Noise) -> Unreduced:
     """-(1 - e) ln sigmoid(beta h) - e ln sigmoid(-beta h) per pair, h = gain of the chosen - gain of the rejected row.
@@ -66,7 +62,7 @@ def dpo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat, label_smoot
     reads=("ref_logprobs", "chosen"),
     unit="pair",
     statistics=EVALUATED,
-    gradient=gradient(lambda options: options["beta"] / (2 - 4 * options["label_smoothing"])),
+    gradient=lambda beta, label_smoothing: gradient(beta / (2 - 4 * label_smoothing)),
 )
 def robust_dpo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat, label_smoothing: Noise) -> Unreduced:
     """(-(1 - e) ln sigmoid(beta h) + e ln sigmoid(-beta h)) / (1 - 2 e) per pair: unbiased where labels flip.
@@ -91,7 +87,7 @@ def robust_dpo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat, labe
     reads=("ref_logprobs", "chosen"),
     unit="pair",
     statistics=EVALUATED,
-    gradient=gradient(lambda options: 1 / options["beta"]),
+    gradient=lambda beta, average: gradient(1 / beta, average),
 )
 def ipo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat, average: bool) -> Unreduced:
     """(h - 1 / (2 beta))^2 per pair, h as in `dpo`: a margin that is large enough is not widened.
@@ -113,7 +109,7 @@ def ipo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat, average: bo
     reads=("ref_logprobs", "chosen"),
     unit="pair",
     statistics=EVALUATED,
-    gradient=gradient(lambda options: options["beta"]),
+    gradient=lambda beta: gradient(beta),
 )
 def hinge(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat) -> Unreduced:
     """max(0, 1 - beta h) per pair, h as in `dpo`: SLiC, arXiv 2305.10425, with the reference of RSO, arXiv 2309.06657.
@@ -218,11 +214,11 @@ def kto_baseline(logprobs: Tensor, batch: TensorDict, *, all_sum: AllSum) -> dic
     }
 
 
-def kto_gradient(options: dict[str, Any]) -> Gradient:
+def kto_gradient(beta: float, desirable_weight: float, undesirable_weight: float) -> Gradient:
     """What the gradient of `kto` is with its weights."""
     note = "while the policy equals the reference"
-    if options["desirable_weight"] == options["undesirable_weight"]:
-        factor = options["beta"] * options["desirable_weight"] / 4
+    if desirable_weight == undesirable_weight:
+        factor = beta * desirable_weight / 4
         return Gradient("scaled", "likelihood by label", lambda n: factor, note=note)
     return Gradient("near", "likelihood by label", note=note)
 
@@ -276,9 +272,9 @@ def kto(
     "sppo",
     reads=("ref_logprobs", "advantages"),
     unit="sequence",
-    gradient=lambda options: Gradient(
+    gradient=lambda eta: Gradient(
         "scaled",
-        factor=lambda n: 2 * options["eta"],
+        factor=lambda n: 2 * eta,
         note="by 2 eta, for advantages that are equal within a row, before the policy has left the reference",
     ),
 )

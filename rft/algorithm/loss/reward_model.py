@@ -4,9 +4,6 @@ implicit reward of a token, which is the log-ratio of a language model to the re
 The value of a pair stands in both of its rows, and so do its statistics: their mean over rows is that over pairs.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from tensordict import TensorDict
 from torch import Tensor
@@ -19,16 +16,12 @@ from rft.algorithm.scores.pairs import both
 from rft.ranges import PositiveFloat
 
 
-def _reads(options: Mapping[str, Any]) -> tuple[str, ...]:
-    return ("chosen", "margin") if options["margin"] else ("chosen",)
-
-
 @LOSSES.register(
     "bradley_terry",
     head="score",
     outputs=("score",),
     unit="pair",
-    reads=_reads,
+    reads=lambda margin: ("chosen", "margin") if margin else ("chosen",),
     statistics=("preference/accuracy", "preference/margin"),
     gradient=Gradient("exact", target="likelihood of the preference by score"),
 )

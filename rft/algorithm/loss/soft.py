@@ -1,7 +1,7 @@
 """Policy losses of the form -A w lp, whose weight w passes no gradient, and others that bound a step without a clip."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Literal
 
 import torch
 from tensordict import TensorDict
@@ -14,14 +14,14 @@ from rft.algorithm.registries import LOSSES, Unreduced
 from rft.ranges import ClipBound, Fraction, NonNegativeFloat, PositiveFloat
 
 
-def anchored(options: Mapping[str, Any]) -> tuple[str, ...]:
+def anchored(anchor: str) -> tuple[str, ...]:
     """What a loss with the option `anchor` reads."""
-    return (f"{options['anchor']}_logprobs", "advantages")
+    return (f"{anchor}_logprobs", "advantages")
 
 
-def anchored_idle(*names: str) -> Callable[[Mapping[str, Any]], tuple[str, ...]]:
+def anchored_idle(*names: str) -> Callable[[str], tuple[str, ...]]:
     """The options `names` change no gradient where current and old policy are one; with another anchor all may."""
-    return lambda options: names if options["anchor"] == "old" else ()
+    return lambda anchor: names if anchor == "old" else ()
 
 
 def reinforced(logprobs: Tensor, batch: TensorDict, weight: Tensor | float) -> Tensor:

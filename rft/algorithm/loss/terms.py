@@ -1,7 +1,6 @@
 """Terms: losses that are added to another one with a coefficient."""
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from tensordict import TensorDict
@@ -27,18 +26,18 @@ def entropy(entropy: Tensor, batch: TensorDict) -> Unreduced:
     return torch.where(batch["loss_mask"], -entropy, 0.0), {}
 
 
-def kl_gradient(options: dict[str, Any]) -> Gradient:
+def kl_gradient(estimator: str) -> Gradient:
     """The gradient of the `kl` term, by its estimator."""
-    if options["estimator"] == "k2_row":
+    if estimator == "k2_row":
         return Gradient("exact", target="kl")
-    if options["estimator"] == "k3":
+    if estimator == "k3":
         return Gradient("near", target="kl", cosine=0.885, note="at each token the gradient of KL(reference, policy)")
     return Gradient("near", target="kl", cosine=0.975, note="omits the effect of a token on later tokens")
 
 
-def kl_reads(options: Mapping[str, Any]) -> tuple[str, ...]:
+def kl_reads(estimator: str) -> tuple[str, ...]:
     """The columns that the `kl` term reads, by its estimator."""
-    return ("ref_logprobs", "old_logprobs") if options["estimator"] == "k3_ratio" else ("ref_logprobs",)
+    return ("ref_logprobs", "old_logprobs") if estimator == "k3_ratio" else ("ref_logprobs",)
 
 
 @LOSSES.register("kl", reads=kl_reads, controlled_by="kl/ref", gradient=kl_gradient)

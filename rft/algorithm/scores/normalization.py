@@ -4,8 +4,6 @@ Where a standard deviation is 0 up to rounding, nothing is divided, and a centre
 rounding errors of equal scores would become advantages.
 """
 
-from typing import Any
-
 import torch
 from tensordict import TensorDict
 from torch import Tensor
@@ -18,9 +16,9 @@ from rft.algorithm.scores.running import RunningMoments
 EPSILON = 1e-6
 
 
-def _idle(options: dict[str, Any]) -> str | None:
+def _idle(center: bool, scale: bool) -> str | None:
     """The fault of options that change no score."""
-    if options["center"] or options["scale"]:
+    if center or scale:
         return None
     return "scale=false: with center=false it changes nothing; set one of them to true, or take the shaping out"
 

@@ -1,7 +1,7 @@
 """Shaping: changes to a score before an advantage is computed from it."""
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from tensordict import TensorDict
@@ -60,8 +60,7 @@ def truncated(scores: Tensor, batch: TensorDict, *, factor: float, offset: float
     return torch.where(batch["truncated"], factor * scores + offset, scores)
 
 
-def _bounds(options: dict[str, Any]) -> str | None:
-    low, high = options["low"], options["high"]
+def _bounds(low: float, high: float) -> str | None:
     return None if low < high else f"low={low}: it must be below high={high}"
 
 

@@ -8,7 +8,6 @@ bool of `loss_mask`, or, where the data give weights, float32: the weight of the
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -44,11 +43,10 @@ def seq_mean_token_sum(keep: Tensor, group: Tensor, *, rows: Tensor, all_sum: Al
     return _over(keep, all_sum(_sum(rows)))
 
 
-def _by_constant(options: Mapping[str, Any]) -> Gradient:
-    return Gradient("scaled", factor=lambda n: 1 / options["constant"], note="by 1 / constant")
-
-
-@AGGREGATIONS.register("seq_mean_token_sum_norm", gradient=_by_constant)
+@AGGREGATIONS.register(
+    "seq_mean_token_sum_norm",
+    gradient=lambda constant: Gradient("scaled", factor=lambda n: 1 / constant, note="by 1 / constant"),
+)
 def seq_mean_token_sum_norm(
     keep: Tensor, group: Tensor, *, rows: Tensor, all_sum: AllSum, constant: PositiveFloat
 ) -> Tensor:

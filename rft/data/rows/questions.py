@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from rft.data.rows.schemas import SCHEMAS, Row
@@ -12,13 +12,13 @@ PLACEHOLDER = re.compile(r"\{(prompt|choices|letters)\}")
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def _needs(*names: str) -> Callable[[Mapping[str, Any]], str | None]:
+def _needs(*names: str) -> Callable[[str], str | None]:
     """The fault of a `text` that lacks one of these placeholders."""
 
-    def fault(options: Mapping[str, Any]) -> str | None:
-        found = PLACEHOLDER.findall(options["text"])
+    def fault(text: str) -> str | None:
+        found = PLACEHOLDER.findall(text)
         missing = [f"{{{name}}}" for name in names if name not in found]
-        return f"text={options['text']!r:.80}: it needs {' and '.join(missing)}" if missing else None
+        return f"text={text!r:.80}: it needs {' and '.join(missing)}" if missing else None
 
     return fault
 

@@ -6,7 +6,7 @@ from rft.data.tool_calls.base import TOOL_CALLS, Found, Schema, ToolCall
 from rft.data.tool_calls.values import properties
 
 
-@TOOL_CALLS.register("mark", described=False, openings=lambda options: tuple(options["marks"]))
+@TOOL_CALLS.register("mark", described=False, openings=lambda marks: tuple(marks))
 def mark(text: str, tools: Mapping[str, Schema], *, marks: dict[str, str]) -> Found:
     """An answer that begins with a mark is a call, for small models: `?12` calls the tool of `?` with "12".
 

@@ -18,8 +18,7 @@ WORD = r"[AI][ \t]+(?!(?:and|as|because|but|by|due|for|given|if|is|or|since|whic
 PLACES = (r"\\boxed\{", "<answer>")
 
 
-def _fault(options: Mapping[str, Any]) -> str | None:
-    letters, markers = options["letters"], options["markers"]
+def _fault(letters: str, markers: list[str]) -> str | None:
     if not letters.isalpha() or len({*letters.upper()}) < max(2, len(letters)):
         return f"letters={letters!r}: write the letters that there are to choose from, such as ABCD"
     if not all(markers):

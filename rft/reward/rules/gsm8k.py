@@ -19,10 +19,10 @@ NUMBER = re.compile(
 NO_DIGITS = re.compile(r"[^0-9.-]")
 
 
-def _no_marker(options: Mapping[str, Any]) -> str | None:
-    if all(options["markers"]) and (options["markers"] or options["method"] == "flexible"):
+def _no_marker(method: str, markers: list[str]) -> str | None:
+    if all(markers) and (markers or method == "flexible"):
         return None
-    return f"markers: {options['markers']!r} gives no text to look for; write [{GOLD_MARKER!r}]"
+    return f"markers: {markers!r} gives no text to look for; write [{GOLD_MARKER!r}]"
 
 
 def _stated(response: str, method: str, markers: list[str]) -> str | None:

@@ -4,12 +4,15 @@ import importlib.util
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rft.data.strict_json import value_of
 from rft.reward.registry import REWARDS
 from rft.reward.rules.tags import bad_tag, last_block
 from rft.reward.term import Unscored
+
+if TYPE_CHECKING:
+    from referencing import Resource
 
 FENCE = re.compile(r"^ {0,3}```(?P<info>[^\n`]*)$", re.MULTILINE)
 DIALECT = "https://json-schema.org/draft/2020-12/schema"  # of a schema that names none
@@ -65,14 +68,18 @@ def schema_fault(schema: Any) -> str | None:
     """What is wrong with a JSON schema: it is invalid, or a reference of it leads nowhere or in a circle."""
     from jsonschema.exceptions import SchemaError
     from jsonschema.validators import validator_for
+    from referencing import Specification
+    from referencing.jsonschema import specification_with
 
     if not isinstance(schema, dict):
         return f"a JSON schema is an object, not {type(schema).__name__}"
-    if (fault := _unknown_dialect(schema)) is not None:
-        return fault
+    dialect, unknown = schema.get("$schema", DIALECT), Specification.OPAQUE
+    specification = specification_with(dialect, unknown) if isinstance(dialect, str) else unknown
+    if specification is unknown:
+        return f"$schema={dialect!r:.80} is no known dialect; leave it out for draft 2020-12"
     try:
         validator_for(schema).check_schema(schema)
-        dead = _dead_reference(schema)
+        dead = _dead_reference(specification.create_resource(schema))
         if dead is None:
             is_valid(None, schema)
     except SchemaError as error:
@@ -82,26 +89,11 @@ def schema_fault(schema: Any) -> str | None:
     return None if dead is None else f"the reference {dead!r:.80} leads nowhere; write its target into $defs"
 
 
-def _unknown_dialect(schema: Mapping[str, Any]) -> str | None:
-    from referencing.jsonschema import UnknownDialect, specification_with
-
-    dialect = schema.get("$schema", DIALECT)
-    try:
-        if isinstance(dialect, str):
-            specification_with(dialect)
-            return None
-    except UnknownDialect:
-        pass
-    return f"$schema={dialect!r:.80} is no known dialect; leave it out for draft 2020-12"
-
-
-def _dead_reference(schema: Mapping[str, Any]) -> str | None:
+def _dead_reference(root: "Resource[Any]") -> str | None:
     """A reference of a schema that leads nowhere, or None. Nothing is fetched."""
     from referencing import Registry
     from referencing.exceptions import Unresolvable
-    from referencing.jsonschema import specification_with
 
-    root = specification_with(schema.get("$schema", DIALECT)).create_resource(schema)
     waiting = [(root, Registry().resolver_with_root(root))]
     while waiting:
         resource, resolver = waiting.pop()
@@ -142,14 +134,13 @@ def field_value(row: Mapping[str, Any], field: str) -> Any:
         ) from error
 
 
-def _fault(options: Mapping[str, Any]) -> str | None:
-    schema, field, tag = options["schema"], options["schema_field"], options["tag"]
+def _fault(tag: str | None, schema: dict[str, Any] | None, schema_field: str | None) -> str | None:
     if tag is not None and (fault := bad_tag("tag", tag)) is not None:
         return fault
-    if schema is not None and field is not None:
-        return f"schema_field={field}: there is also a schema; set one of schema and schema_field to null"
+    if schema is not None and schema_field is not None:
+        return f"schema_field={schema_field}: there is also a schema; set one of schema and schema_field to null"
     name = "schema" if schema is not None else "schema_field"
-    if schema is None and field is None:
+    if schema is None and schema_field is None:
         return None
     if (fault := missing_package()) is not None:
         return f"{name} {fault}"
@@ -186,7 +177,7 @@ def _written(
 
 @REWARDS.register(
     "json",
-    reads=lambda options: () if options["schema_field"] is None else (options["schema_field"],),
+    reads=lambda schema_field: () if schema_field is None else (schema_field,),
     thoughts="skip",
     extract=_canonical,
     gold=_gold,

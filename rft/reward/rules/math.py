@@ -17,8 +17,7 @@ from rft.reward.rules.math_check.parse import Answer, readings
 from rft.reward.term import Unscored
 
 
-def _fault(options: Mapping[str, Any]) -> str | None:
-    extract_from, markers = options["extract_from"], options["markers"]
+def _fault(extract_from: list[Place], markers: list[str]) -> str | None:
     if not extract_from or len({*extract_from}) < len(extract_from):
         return f"extract_from={extract_from}: name each place once; write [boxed, markers, last]"
     if not all(markers) or ("markers" in extract_from and not markers):

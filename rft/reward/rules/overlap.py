@@ -70,8 +70,8 @@ def _written(row: Mapping[str, Any], metric: str, tag: str | None) -> list[str]:
     extract=_text,
     gold=_golds,
     writes=_written,
-    others=lambda options: {"f1": "less", "exact": "zero", "contains": "any"}[options["metric"]],
-    fault=lambda options: None if options["tag"] is None else bad_tag("tag", options["tag"]),
+    others=lambda metric: {"f1": "less", "exact": "zero", "contains": "any"}[metric],
+    fault=lambda tag: None if tag is None else bad_tag("tag", tag),
 )
 def overlap(
     response: str, row: Mapping[str, Any], *, metric: Literal["f1", "exact", "contains"], tag: str | None

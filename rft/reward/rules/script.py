@@ -33,7 +33,7 @@ def script_of(letter: str) -> str | None:
 
 @REWARDS.register(
     "script",
-    fault=lambda options: None if options["scripts"] else "scripts: [] names no script; write one, such as [latin]",
+    fault=lambda scripts: None if scripts else "scripts: [] names no script; write one, such as [latin]",
 )
 def script(response: str, row: Mapping[str, Any], *, scripts: list[Script], without_letters: Fraction) -> float:
     """The share of the response's letters that are of the given scripts.

@@ -21,8 +21,7 @@ def last_block(response: str, tag: str) -> str | None:
     return None if start < 0 else response[start + len(f"<{tag}>") : end]
 
 
-def _fault(options: Mapping[str, Any]) -> str | None:
-    tags = options["tags"]
+def _fault(tags: list[str]) -> str | None:
     if not tags or len({*tags}) < len(tags):
         return f"tags: {tags!r} must be one or more different names, such as [think, answer]"
     return next((fault for tag in tags if (fault := bad_tag("tags", tag))), None)
@@ -33,8 +32,8 @@ def _marks(tags: Sequence[str]) -> list[str]:
     return [mark for tag in tags for mark in (f"<{tag}>", f"</{tag}>")]
 
 
-def _opening(options: Mapping[str, Any]) -> str:
-    return "".join(_marks(options["tags"])[:1])
+def _opening(tags: list[str]) -> str:
+    return "".join(_marks(tags)[:1])
 
 
 @REWARDS.register("tags", thoughts="show", opening=_opening, fault=_fault)

@@ -51,7 +51,7 @@ def _bad_pattern(pattern: str) -> str | None:
     return None
 
 
-@REWARDS.register("format", thoughts="show", fault=lambda options: _bad_pattern(options["pattern"]))
+@REWARDS.register("format", thoughts="show", fault=_bad_pattern)
 def format_match(response: str, row: Mapping[str, Any], *, pattern: str, match: Literal["whole", "anywhere"]) -> float:
     """1 where the response has the form that a regular expression describes, else 0.
 
@@ -96,7 +96,7 @@ def _verdict_gold(row: Mapping[str, Any], pattern: str) -> None:
     "verdict",
     reads=("answer",),
     thoughts="skip",
-    fault=lambda options: bad_group(options["pattern"]),
+    fault=bad_group,
     extract=last_group,
     gold=_verdict_gold,
     writes=_verdicts,

@@ -36,8 +36,8 @@ def _plugin(format: Format) -> Plugin | None:
     return None if node["name"] == LIST else TOOL_CALLS.build(node, "format")
 
 
-def _format_fault(options: Mapping[str, Any]) -> str | None:
-    node, known = _node(options["format"]), [LIST, *TOOL_CALLS.names()]
+def _format_fault(format: Format) -> str | None:
+    node, known = _node(format), [LIST, *TOOL_CALLS.names()]
     name = str(node.get("name"))
     if name not in known:
         cure = f"{did_you_mean(name, known)}; choose one of: {', '.join(known)}"
@@ -49,10 +49,6 @@ def _format_fault(options: Mapping[str, Any]) -> str | None:
     except ValueError as error:
         return "; ".join(messages_of(error))
     return None
-
-
-def _read_format(options: Mapping[str, Any]) -> Plugin | None:
-    return _plugin(options["format"])
 
 
 def calls_in(response: str, format: Format, tools: Mapping[str, Schema]) -> list[ToolCall] | None:
@@ -185,13 +181,13 @@ def _written(row: Mapping[str, Any], field: str, format: Format, ordered: bool) 
 
 @REWARDS.register(
     "tool_call",
-    reads=lambda options: (options["field"],),
+    reads=lambda field: (field,),
     thoughts="skip",
-    tool_calls=_read_format,
+    tool_calls=_plugin,
     extract=_votes,
     gold=_gold,
     writes=_written,
-    others=lambda options: "less" if options["score"] == "share" else "zero",
+    others=lambda score: "less" if score == "share" else "zero",
     fault=_format_fault,
 )
 def tool_call(
@@ -253,11 +249,11 @@ def _sound_schemas(row: Mapping[str, Any], field: str) -> None:
 
 @REWARDS.register(
     "tool_call_valid",
-    reads=lambda options: (options["field"],),
+    reads=lambda field: (field,),
     thoughts="skip",
-    tool_calls=_read_format,
+    tool_calls=_plugin,
     gold=_sound_schemas,
-    fault=lambda options: _format_fault(options) or (f"name {fault}" if (fault := missing_package()) else None),
+    fault=lambda format: _format_fault(format) or (f"name {fault}" if (fault := missing_package()) else None),
 )
 def tool_call_valid(
     response: str, row: Mapping[str, Any], *, field: str, format: Format, score: Literal["all", "share"]

@@ -10,7 +10,7 @@ than the length of the text, whatever a model writes.
 import json
 import re
 import unicodedata
-from typing import Any, Literal
+from typing import Literal
 
 from rft.ranges import NonNegativeInt, PositiveInt
 from rft.registry import Registry
@@ -101,9 +101,8 @@ def forbidden_words(text: str, *, forbidden_words: list[str]) -> bool:
     return not any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE) for word in forbidden_words)
 
 
-def _no_letter(options: dict[str, Any]) -> str | None:
-    letter = options["letter"].strip()
-    return None if len(letter) == 1 else f"letter={options['letter']!r}: write one character"
+def _no_letter(letter: str) -> str | None:
+    return None if len(letter.strip()) == 1 else f"letter={letter!r}: write one character"
 
 
 @INSTRUCTIONS.register("keywords:letter_frequency", fault=_no_letter)
@@ -112,8 +111,8 @@ def letter_frequency(text: str, *, letter: str, let_frequency: NonNegativeInt, l
     return compares(text.lower().count(letter.strip().lower()), let_relation, let_frequency)
 
 
-def _no_language(options: dict[str, Any]) -> str | None:
-    fault = language_fault(options.get("language", "en"))
+def _no_language(language: str) -> str | None:
+    fault = language_fault(language)
     return None if fault is None else f"language: {fault}"
 
 
@@ -247,13 +246,13 @@ def capital_word_frequency(text: str, *, capital_frequency: NonNegativeInt, capi
     return compares(sum(word.isupper() for word in WORD.findall(text)), capital_relation, capital_frequency)
 
 
-@INSTRUCTIONS.register("change_case:english_capital", fault=_no_language)
+@INSTRUCTIONS.register("change_case:english_capital", fault=lambda: _no_language("en"))
 def english_capital(text: str) -> bool:
     """The text is English, in capital letters only."""
     return text.isupper() and language_of(text) == "en"
 
 
-@INSTRUCTIONS.register("change_case:english_lowercase", fault=_no_language)
+@INSTRUCTIONS.register("change_case:english_lowercase", fault=lambda: _no_language("en"))
 def english_lowercase(text: str) -> bool:
     """The text is English, in small letters only."""
     return text.islower() and language_of(text) == "en"

@@ -41,10 +41,9 @@ def language_of(text: str) -> str | None:
     return str(_identifier().classify(text)[0]) if any(map(str.isalpha, text)) else None
 
 
-def _fault(options: Mapping[str, Any]) -> str | None:
-    code = options["language"]
-    fault = language_fault(code)
-    return None if fault is None else f"language={'null' if code is None else code}: {fault}"
+def _fault(language: str | None) -> str | None:
+    fault = language_fault(language)
+    return None if fault is None else f"language={'null' if language is None else language}: {fault}"
 
 
 def _wanted(row: Mapping[str, Any], language: str | None) -> str:
@@ -69,7 +68,7 @@ def _prose(text: str) -> str:
 
 
 @REWARDS.register(
-    "language", reads=lambda options: ("prompt",) if options["language"] is None else (), fault=_fault, gold=_wanted
+    "language", reads=lambda language: ("prompt",) if language is None else (), fault=_fault, gold=_wanted
 )
 def language(
     response: str,

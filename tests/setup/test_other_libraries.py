@@ -7,7 +7,7 @@ import pytest
 from hydra.errors import HydraException
 
 from rft.main import explain, known_keys, unknown_flag
-from rft.setup.renamed import ELSEWHERE, elsewhere, renamed_keys
+from rft.setup.other_libraries import ELSEWHERE, elsewhere
 from tests.helpers import CONFIG
 
 
@@ -49,15 +49,3 @@ def test_the_messages():
         "(--help lists them)"
     )
     assert "keys without dashes: key=value" in unknown_flag("--nothing")
-
-
-def test_an_old_key_below_a_term_is_answered_with_the_new_one():
-    new = "reward.terms.tool_call.format=<hermes, list or another format>"
-    found = renamed_keys({"reward": {"terms": {"tool_call": {"tag": "call"}, "json": {"tag": "answer"}}}})
-    assert found == [f"reward.terms.tool_call.tag: it is called {new} now"]
-
-
-def test_an_old_value_is_answered_with_the_new_one():
-    assert renamed_keys({"resume": True}) == ["resume=true is resume=auto now"]
-    assert renamed_keys({"resume": False}) == ["resume=false is resume=never now"]
-    assert renamed_keys({"resume": "auto"}) == []

@@ -1,41 +1,4 @@
-"""Renamed keys, groups and options, and options of verl, TRL and OpenRLHF: the error names the key of this package."""
-
-import re
-from collections.abc import Mapping
-from typing import Any
-
-KEYS = {
-    "data.trains": "data.train_on",
-    "after": "depends_on",
-    "environment.tool_calls": "environment.tool_format",
-    "environment.tool_calls.name": "environment.tool_format",
-    "algorithm.resample_power": "algorithm.pick={name: resample, power: <number>}",
-    "reward.terms.judge_server.address": "reward.terms.judge_server.addresses=[<address>]",
-    **{
-        f"reward.terms.{term}.tag": f"reward.terms.{term}.format=<hermes, list or another format>"
-        for term in ("tool_call", "tool_call_valid")
-    },
-    **{
-        f"reward.terms.judge_server.{option}": f"reward.terms.judge_server.call.{option}"
-        for option in ("concurrency", "deadline_s", "tries")
-    },
-}
-VALUES = {"resume": {True: "auto", False: "never"}}
-GROUPS = {
-    "rollout/sampling": "the keys of rollout itself, such as rollout.temperature",
-    "rollout/engine/servers": "the keys of rollout.engine.servers",
-    **{f"actor@{role}": f"the group {role}, as in {role}={role}" for role in ("reference", "critic", "prm")},
-    "actor@teacher": "the group teacher, as in teacher=teacher_server",
-}
-OPTIONS = {
-    "algorithm/source=partly_sampled": "algorithm/source=mixed",
-    "algorithm/source=retiring": "algorithm/source=drop_solved",
-    "algorithm/source=dynamic": "algorithm/source=dynamic_sampling",
-    "algorithm/source=dynamic_middle": "algorithm/source=dynamic_sampling_medium",
-    "rollout/first_token=hot": "rollout/first_token=high_temperature",
-    **{f"actor={role}": f"{role}={role}, a group of its own" for role in ("reference", "critic", "prm", "teacher")},
-    "actor=teacher_server": "teacher=teacher_server, a group of its own",
-}
+"""Options of verl, TRL, OpenRLHF and LightRFT, and what sets them here."""
 
 # The end of a key or flag of verl, TRL, OpenRLHF or LightRFT: what sets it here. docs/elsewhere.md has the differences.
 ELSEWHERE = {
@@ -192,43 +155,3 @@ def elsewhere(key: str) -> str | None:
     """
     dotted = "." + key.replace("-", "_")
     return next((ours for end, ours in ELSEWHERE.items() if dotted.endswith(end)), None)
-
-
-def renamed_key(key: str) -> str | None:
-    """The message for an old key, or for one below it; None for any other."""
-    for old, new in KEYS.items():
-        if key == old or key.startswith(f"{old}."):
-            return f"{key}: {old} is called {new} now"
-    return None
-
-
-def renamed_group(group: str) -> str | None:
-    """The message for a group that is gone; None for any other.
-
-    Args:
-        group: as the command line writes it, with its package ("actor@teacher") where it has one.
-    """
-    return f"{group}: this group was removed; use {GROUPS[group]}" if group in GROUPS else None
-
-
-def renamed_option(group: str, option: str) -> str | None:
-    """The message for an old option of a group; None for any other."""
-    chosen = f"{group}={option}"
-    if group == "algorithm/correction" and (found := re.fullmatch(r"bypass_(\w+)", option)):
-        return f"{chosen} is algorithm/correction={found[1]} algorithm.correction.anchor=rollout now"
-    return f"{chosen} is called {OPTIONS[chosen]} now" if chosen in OPTIONS else None
-
-
-def renamed_keys(config: Mapping[str, Any]) -> list[str]:
-    """The message for every old key, and for every old value of a root key, in a resolved config."""
-    found = []
-    for old in KEYS:
-        node: Any = config
-        for name in old.split("."):
-            node = node[name] if isinstance(node, Mapping) and name in node else None
-        if node is not None:
-            found.append(f"{old}: it is called {KEYS[old]} now")
-    for key, values in VALUES.items():
-        if isinstance(value := config.get(key), bool):
-            found.append(f"{key}={str(value).lower()} is {key}={values[value]} now")
-    return found
