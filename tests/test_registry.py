@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from rft.conditions import ReadIf
-from rft.imports import import_all, import_part
 from rft.ranges import Fraction, PositiveFloat, PositiveInt, Range
 from rft.registry import Registry, Target, convert, spell, take
 
@@ -356,23 +355,3 @@ def test_a_default_of_a_class_may_stand():
 def test_a_target_that_does_not_fit(node, message):
     with pytest.raises(ValueError, match=message):
         Target(node, "actor", ("world", "seed"))
-
-
-def test_a_part_that_is_not_there_is_named_and_what_a_part_lacks_is_no_mistake_of_the_user(tmp_path, monkeypatch):
-    (tmp_path / "part_without_package.py").write_text("import package_of_nobody")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ValueError, match=r"^mode=x: part_not_here\.run is not in this package"):
-        import_part("part_not_here.run", "f", "mode=x")
-    with pytest.raises(ModuleNotFoundError, match="package_of_nobody"):
-        import_part("part_without_package", "f", "mode=x")
-
-
-def test_a_folder_of_plugins_imports_the_files_that_are_there(tmp_path, monkeypatch):
-    folder = tmp_path / "plugins_of_a_folder"
-    folder.mkdir()
-    (folder / "__init__.py").write_text("from rft.imports import import_all\n\nimport_all(__name__)\n")
-    (folder / "first.py").write_text("NUMBER = 1\n")
-    (folder / "second.py").write_text("NUMBER = 2\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    import_all("plugins_of_a_folder")
-    assert [sys.modules[f"plugins_of_a_folder.{name}"].NUMBER for name in ("first", "second")] == [1, 2]
