@@ -1,5 +1,6 @@
 """Reports all mistakes of a config at once: every check whose parts exist runs, then one error has all messages."""
 
+import difflib
 import json
 import os
 import shlex
@@ -38,6 +39,12 @@ class FunctionError(ValueError):
 
 class Stopped(BaseException):
     """The run has stopped after a step, with a checkpoint, because of a signal or `max_time`."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`"; did you mean X?"`, or an empty text if no known name is close."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def describe(error: BaseException, file: str) -> str:

@@ -7,10 +7,10 @@ import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from rft.errors import describe
-from rft.registry import did_you_mean
+from rft.errors import describe, did_you_mean
 
 
 def import_all(package: str) -> None:
@@ -57,6 +57,17 @@ def import_named(place: str, name: str, where: str, noun: str) -> Callable[..., 
         module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except Exception as error:  # the file may raise anything
         raise ValueError(f"{where}: {place} cannot be imported ({type(error).__name__}: {error})") from error
+    return _callable_of(module, place, name, where, noun)
+
+
+def import_function(path: str, where: str, noun: str) -> Callable[..., Any]:
+    """A function of a module of the user's, `module.function`; the rest as of `import_named`."""
+    place, _, name = path.rpartition(".")
+    import_plugin(place, where)
+    return _callable_of(sys.modules[place], place, name, where, noun)
+
+
+def _callable_of(module: ModuleType, place: str, name: str, where: str, noun: str) -> Callable[..., Any]:
     found = vars(module).get(name)
     if not callable(found):
         known = [other for other, value in vars(module).items() if callable(value) and not other.startswith("_")]
@@ -83,20 +94,23 @@ def _load_file(file: Path) -> Any:
     return sys.modules[name]
 
 
-def import_plugin(name: str) -> None:
+def import_plugin(name: str, where: str) -> None:
     """Imports a module of the user, which registers its functions.
+
+    Args:
+        where: begins messages: the key, and its value where it is not the name.
 
     Raises:
         ValueError: the module is not on the path, or an error is raised in it.
     """
     try:
         importlib.import_module(name)
-    except (ImportError, SyntaxError, NameError, AttributeError, TypeError, ValueError, LookupError) as error:
-        if not name or (isinstance(error, ModuleNotFoundError) and error.name == name):
+    except Exception as error:  # the module may raise anything
+        if not name or (isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")):
             raise ValueError(
-                f"plugins: no module {name!r} is found; it is looked for beside the recipe (-cd <folder>) and on "
+                f"{where}: no module {name!r} is found; it is looked for beside the recipe (-cd <folder>) and on "
                 "PYTHONPATH"
             ) from error
-        spec = importlib.util.find_spec(name)
+        spec = importlib.util.find_spec(name.partition(".")[0])  # that of a module below would import this one again
         file = "" if spec is None else spec.origin or ""
-        raise ValueError(f"plugins: the module {name!r} cannot be imported: {describe(error, file)}") from error
+        raise ValueError(f"{where}: the module {name!r} cannot be imported: {describe(error, file)}") from error

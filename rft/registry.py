@@ -6,29 +6,23 @@ does not import torch, so configs can be checked before slow imports.
 """
 
 import dataclasses
-import difflib
 import importlib
 import importlib.util
 import inspect
 import itertools
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from operator import attrgetter
 from typing import Annotated, Any, Literal, Union
 
 from rft.conditions import Absent, fields_of, unread_options
-from rft.errors import Problems, messages_of, naming
+from rft.errors import Problems, did_you_mean, messages_of, naming
+from rft.imports import import_function
 from rft.ranges import Range
 
 FINITE = Range()
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`"; did you mean X?"`, or an empty text if no known name is close."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 class Plugin:
@@ -80,15 +74,23 @@ class Registry:
         kind: what messages call an entry ("loss").
         supplied: keyword arguments that the caller passes at call time; they are not yaml options.
         functions: the facts whose value is a function.
+        imports: whether a name with a dot, `module.function`, is imported; not where names come with the data.
         facts: every fact that an entry may state, with its default. Any but the `functions` may be given as a callable
             of options of the entry, which get those that it names. Every registry has the fact `fault`: a message
             about wrong options ("option=value: what it must be"), or None.
     """
 
     def __init__(
-        self, kind: str, *, supplied: tuple[str, ...] = (), functions: tuple[str, ...] = (), **facts: Any
+        self,
+        kind: str,
+        *,
+        supplied: tuple[str, ...] = (),
+        functions: tuple[str, ...] = (),
+        imports: bool = True,
+        **facts: Any,
     ) -> None:
         self.kind = kind
+        self.imports = imports
         self.supplied = supplied
         self.functions = functions
         self.facts: dict[str, Any] = {"fault": None, **facts}
@@ -121,17 +123,33 @@ class Registry:
         """The function that is registered under a name, without options."""
         return self._entries[name][0]
 
+    def knows(self, name: Any, where: str) -> bool:
+        """Whether a name of the yaml has a function. One with a dot is imported: it has the facts with which its module
+        registers the function, or their defaults.
+
+        Args:
+            where: begins messages: the key and its value.
+
+        Raises:
+            ValueError: the module of a name with a dot cannot be imported, or has no such function.
+        """
+        if self.imports and isinstance(name, str) and "." in name and name not in self._entries:
+            function = import_function(name, where, self.kind)
+            known = {entry: facts for entry, facts in self._entries.values()}
+            self._entries[name] = (function, known.get(function, {}))
+        return isinstance(name, str) and name in self._entries
+
     def build(self, node: Any, key: str) -> Plugin:
         """Binds a yaml node `{name: ..., option: ...}` to its function.
 
         Raises:
-            ValueError: the name is unknown, or an option is unknown, missing, of a wrong type or out of its range. The
-                message names the key.
+            ValueError: the name is unknown or cannot be imported, or an option is unknown, missing, of a wrong type or
+                out of its range. The message names the key.
         """
         if not isinstance(node, Mapping) or "name" not in node:
             raise ValueError(f"{key}: expected a {self.kind} as {{name: ..., options}}, got {node!r}")
         name = node["name"]
-        if not isinstance(name, str) or name not in self._entries:
+        if not self.knows(name, f"{key}.name={name}"):
             raise ValueError(
                 f"{key}.name: no {self.kind} is called {name!r}{did_you_mean(str(name), self._entries)} "
                 f"(known: {', '.join(self.names())}; import a module of your own with plugins: [module])"

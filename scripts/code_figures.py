@@ -1,6 +1,7 @@
 """Prints figures of the code of a checkout: what a step enters, how long things are, what imports what.
 
 python scripts/code_figures.py --checkout .
+python scripts/code_figures.py --checkout . --draw    # writes docs/pictures/architecture.svg, and prints nothing
 
 The lines of code are those with a token that is neither a comment nor a docstring. The step of GRPO is the second one
 of a tiny default run without a warm-up: from the call of the source's `next` until its next call. It counts the
@@ -20,6 +21,8 @@ import tokenize
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from figures.architecture import draw, measure
 
 STEP = Path(__file__).resolve().parent / "comparison" / "step.py"
 LONG = 400  # lines: more are too many for a file
@@ -52,12 +55,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Prints figures of the code of a checkout.")
     parser.add_argument("--checkout", type=Path, required=True, help="the root of the clone")
     parser.add_argument("--names", action="store_true", help="names every function that the step enters, too")
+    parser.add_argument("--draw", action="store_true", help="draws core and parts in place of the figures")
     arguments = parser.parse_args()
     root: Path = arguments.checkout.resolve()
     files = sorted((root / "rft").rglob("*.py"))
     if not files:
         sys.stderr.write(f"error: --checkout {root} has no python files under rft/\n")
         raise SystemExit(1)
+    if arguments.draw:
+        lines = {path: code_lines(path.read_text()) for path in files}
+        (root / "docs" / "pictures" / "architecture.svg").write_text(draw(measure(root, lines)))
+        return
     entered = step_of(root)
     sys.stdout.write("\n".join(figures(root, files, entered)) + "\n")
     if arguments.names:

@@ -14,8 +14,8 @@ import pytest
 import rft
 from rft.algorithm import registries
 from rft.data.rows.schemas import SCHEMAS
-from rft.ranges import Range
-from rft.registry import Registry
+from rft.ranges import Fraction, PositiveFloat, PositiveInt, Range
+from rft.registry import Registry, convert
 from rft.reward import REWARDS
 from rft.setup.schema import Run
 from rft.train.schedules import SCHEDULES
@@ -110,3 +110,51 @@ def test_every_number_of_the_config_has_a_range_or_is_listed():
     bare = {f"{name}.{key}" for name, hints in signatures().items() for key, kind in hints.items() if is_bare(kind)}
     assert bare - set(WITHOUT_RANGE) == set(), "state the range with the type, as in rft/ranges.py"
     assert set(WITHOUT_RANGE) - bare == set(), "these have one now: take them out of the list"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"clip": 0.0, "tau": 0.1}, None),
+        ({"clip": 1, "tau": 9e9}, None),
+        ({"clip": None, "tau": 0.1}, None),
+        ({"clip": -0.1, "tau": 0.1}, "clip=-0.1: it must be at least 0"),
+        ({"clip": 1.1, "tau": 0.0}, "clip=1.1: it must be at most 1"),
+        ({"clip": 0.5, "tau": 0.0}, "tau=0.0: it must be above 0"),
+        ({"clip": 0.5, "tau": float("nan")}, "tau=nan: it must be finite"),
+        ({"clip": 0.5, "tau": float("inf")}, "tau=inf: it must be finite"),
+        ({"clip": True, "tau": 1.0}, "clip: expected number, got True"),
+        ({"clip": "0.5", "tau": 1.0}, "clip: expected number, got '0.5'"),
+    ],
+)
+def test_options_out_of_their_range_are_refused_by_key(options, said):
+    def bounded(logprobs, *, clip: Fraction | None, tau: PositiveFloat): ...
+
+    registry = Registry("loss")
+    registry.register("bounded")(bounded)
+    if said is None:
+        assert registry.build({"name": "bounded", **options}, "algorithm.loss").options == options
+        return
+    with pytest.raises(ValueError) as caught:
+        registry.build({"name": "bounded", **options}, "algorithm.loss")
+    assert said in str(caught.value) and str(caught.value).startswith("algorithm.loss.")
+
+
+def test_a_list_of_fixed_length():
+    betas = tuple[Annotated[float, Range(low=0, below=1)], PositiveInt]
+    assert convert([0.9, 3], betas, "k") == (0.9, 3)
+    for value, said in (
+        ([0.9], r"^k: expected \[number, whole number\], got \[0\.9\]$"),
+        ([0.9, 3, 4], r"^k: expected \[number, whole number\], got "),
+        ([1.0, 3], r"^k\[0\]=1\.0: it must be below 1$"),
+        ([0.9, 0], r"^k\[1\]=0: it must be at least 1$"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            convert(value, betas, "k")
+
+
+def test_a_number_of_no_stated_range_is_finite():
+    assert convert(-1e300, float, "k") == -1e300
+    for value in (float("nan"), float("-inf"), 10**400):
+        with pytest.raises(ValueError, match=r"^k=.*: it must be finite$"):
+            convert(value, float, "k")

@@ -10,7 +10,7 @@ import pytest
 from rft.conditions import ReadIf
 from rft.errors import FunctionError
 from rft.imports import import_all, import_part
-from rft.ranges import Fraction, PositiveFloat, PositiveInt, Range
+from rft.ranges import PositiveInt
 from rft.registry import Registry, Target, convert, spell, take
 
 
@@ -105,54 +105,6 @@ def test_a_fact_that_is_a_function_is_called_with_what_it_takes():
     registry.register("ppo_clip", prepare=prepare)(lambda logprobs, *, clip_low: None)
     plugin = registry.build({"name": "ppo_clip", "clip_low": 0.2}, KEY)
     assert plugin.call("prepare", "l", seed=3, all_sum="sum") == ("l", 3, 0.2)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"clip": 0.0, "tau": 0.1}, None),
-        ({"clip": 1, "tau": 9e9}, None),
-        ({"clip": None, "tau": 0.1}, None),
-        ({"clip": -0.1, "tau": 0.1}, "clip=-0.1: it must be at least 0"),
-        ({"clip": 1.1, "tau": 0.0}, "clip=1.1: it must be at most 1"),
-        ({"clip": 0.5, "tau": 0.0}, "tau=0.0: it must be above 0"),
-        ({"clip": 0.5, "tau": float("nan")}, "tau=nan: it must be finite"),
-        ({"clip": 0.5, "tau": float("inf")}, "tau=inf: it must be finite"),
-        ({"clip": True, "tau": 1.0}, "clip: expected number, got True"),
-        ({"clip": "0.5", "tau": 1.0}, "clip: expected number, got '0.5'"),
-    ],
-)
-def test_options_out_of_their_range_are_refused_by_key(options, said):
-    def bounded(logprobs, *, clip: Fraction | None, tau: PositiveFloat): ...
-
-    registry = Registry("loss")
-    registry.register("bounded")(bounded)
-    if said is None:
-        assert registry.build({"name": "bounded", **options}, KEY).options == options
-        return
-    with pytest.raises(ValueError) as caught:
-        registry.build({"name": "bounded", **options}, KEY)
-    assert said in str(caught.value) and str(caught.value).startswith(f"{KEY}.")
-
-
-def test_a_list_of_fixed_length():
-    betas = tuple[Annotated[float, Range(low=0, below=1)], PositiveInt]
-    assert convert([0.9, 3], betas, "k") == (0.9, 3)
-    for value, said in (
-        ([0.9], r"^k: expected \[number, whole number\], got \[0\.9\]$"),
-        ([0.9, 3, 4], r"^k: expected \[number, whole number\], got "),
-        ([1.0, 3], r"^k\[0\]=1\.0: it must be below 1$"),
-        ([0.9, 0], r"^k\[1\]=0: it must be at least 1$"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            convert(value, betas, "k")
-
-
-def test_a_number_of_no_stated_range_is_finite():
-    assert convert(-1e300, float, "k") == -1e300
-    for value in (float("nan"), float("-inf"), 10**400):
-        with pytest.raises(ValueError, match=r"^k=.*: it must be finite$"):
-            convert(value, float, "k")
 
 
 def test_names_are_sorted_and_lead_to_their_functions(losses):
@@ -397,3 +349,59 @@ def test_a_folder_of_plugins_imports_the_files_that_are_there(tmp_path, monkeypa
     monkeypatch.syspath_prepend(tmp_path)
     import_all("plugins_of_a_folder")
     assert [sys.modules[f"plugins_of_a_folder.{name}"].NUMBER for name in ("first", "second")] == [1, 2]
+
+
+@pytest.fixture
+def own_modules(tmp_path, monkeypatch):
+    """A registry, and the modules `own_losses` and `own_package.losses`, of which the first registers `kept` in it."""
+    registry = Registry("loss", reads=())
+    monkeypatch.setattr("builtins.OF_A_TEST", registry, raising=False)
+    (tmp_path / "own_package").mkdir()
+    (tmp_path / "own_package" / "losses.py").write_text("def plain(logprobs, batch): ...\n")
+    (tmp_path / "own_losses.py").write_text(
+        "def plain(logprobs, batch, *, tau: float):\n    return tau * logprobs, batch\n\n\n"
+        "@OF_A_TEST.register('kept', reads=('advantages',))\ndef stated(logprobs, batch): ...\n"
+    )
+    (tmp_path / "own_broken.py").write_text("A = 1\n1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield registry
+    for name in ("own_losses", "own_package", "own_package.losses"):
+        sys.modules.pop(name, None)
+
+
+def test_a_name_with_a_dot_is_a_function_of_a_module(own_modules):
+    plugin = own_modules.build({"name": "own_losses.plain", "tau": 0.5}, KEY)
+    assert (plugin.title, plugin.facts.reads) == ("the loss 'own_losses.plain'", ())
+    assert plugin(2.0, "b") == (1.0, "b")
+    assert own_modules.function("own_losses.plain") is sys.modules["own_losses"].plain
+    assert own_modules.build({"name": "own_package.losses.plain"}, KEY).facts.reads == ()
+
+
+def test_a_function_that_its_module_registers_has_the_facts_that_it_states(own_modules):
+    assert own_modules.build({"name": "own_losses.stated"}, KEY).facts.reads == ("advantages",)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("own_lossses.plain", "no module 'own_lossses' is found; it is looked for beside the recipe"),
+        ("own_package.loss.plain", "no module 'own_package.loss' is found; it is looked for"),
+        ("nowhere.losses.plain", "no module 'nowhere.losses' is found; it is looked for"),
+        (".plain", "no module '' is found; it is looked for"),
+        ("own_losses.plane", "own_losses has no loss 'plane'; did you mean plain?"),
+        ("own_broken.plain", "the module 'own_broken' cannot be imported: own_broken.py:2: ZeroDivisionError"),
+    ],
+)
+def test_a_name_with_a_dot_that_leads_nowhere_is_an_error_with_its_key(own_modules, name, message):
+    with pytest.raises(ValueError) as raised:
+        own_modules.build({"name": name}, KEY)
+    assert str(raised.value).startswith(f"algorithm.loss.name={name}: {message}")
+
+
+def test_names_that_come_with_the_data_import_nothing(own_modules):
+    from rft.reward.rules.instructions.checks import INSTRUCTIONS
+
+    for name in ("own_losses.plain", "os.system"):
+        with pytest.raises(ValueError, match="no instruction is called"):
+            INSTRUCTIONS.build({"name": name, "tau": 0.5}, "kwargs")
+    assert "own_losses" not in sys.modules

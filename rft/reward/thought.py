@@ -52,7 +52,7 @@ def split_node(
         ValueError: an option is of another type; names the key.
     """
     takes: Mapping[str, Any] = node if "function" in node else {}
-    if node.get("name") in REWARDS.names():
+    if "name" in node and REWARDS.knows(node["name"], f"{key}.name={node['name']}"):
         takes = inspect.signature(REWARDS.function(node["name"])).parameters
     given = {name: node[name] for name in OPTIONS if name in node and name not in takes}
     own = {name: convert(value, OPTIONS[name], f"{key}.{name}") for name, value in given.items() if value is not None}

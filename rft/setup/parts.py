@@ -80,7 +80,7 @@ class Parts(Checked):
         plugins = config.get("plugins")
         for name in plugins if isinstance(plugins, list) else ():  # `validate` refuses other types
             if isinstance(name, str):
-                self.check.run(partial(import_plugin, name))
+                self.check.run(partial(import_plugin, name, "plugins"))
         root = root_with_roles()
         values, messages = validate(config, root, "", "the root of the config")
         self.check.messages += messages

@@ -4,9 +4,11 @@ import gc
 import json
 import os
 import re
+from pathlib import Path
 
 import pytest
 
+import rft
 from rft.rollout.environment import turns
 from rft.setup.assembly import Job
 from tests.e2e.train_stage import TrainStage
@@ -18,6 +20,7 @@ SMALL = ("data.train.count=200", "data.eval.heldout.count=16", "batch.prompts=4"
          "trajectories.every=1", "strategy.device=cpu", "cache=null")  # fmt: skip
 SHORT = (*SMALL, "warmup.steps=30", "warmup.rows=32", "warmup.eval_every=0", "steps=4", "eval.every=2")
 ROUNDED = ("rollout/",)  # depends in the last bits on which turns the engine samples together
+SELF_PLAY = Path(rft.__file__).parent.parent / "recipes" / "self_play"  # whose folder has data=nim
 MINE = (*CLOCK, *ROUNDED, "episode/")
 
 
@@ -205,8 +208,13 @@ REFUSED = (
 
 
 @pytest.mark.parametrize(("overrides", "message"), REFUSED)
-def test_what_cannot_be_is_refused_before_a_model_is_loaded(overrides, message, resolved):
-    few = () if "data=nim" in overrides else ("data.train.count=64", "data.eval.heldout.count=8")
+def test_what_cannot_be_is_refused_before_a_model_is_loaded(overrides, message, resolved, monkeypatch):
+    monkeypatch.syspath_prepend(SELF_PLAY)
+    few = (
+        (f"hydra.searchpath=[file://{SELF_PLAY}]",)
+        if "data=nim" in overrides
+        else ("data.train.count=64", "data.eval.heldout.count=8")
+    )
     with pytest.raises(ValueError, match=re.escape(message)):
         job = Job(resolved(*overrides.split(), "warmup=none", "steps=1", "cache=null", *few))
         job.load(1)

@@ -80,6 +80,13 @@ def test_a_registered_rule_gives_the_same_scores_in_workers():
     assert scores.total.sum() == 50
 
 
+def test_a_function_by_the_name_of_its_module_scores_in_workers():
+    made = reward_of({"a": {"name": f"{MODULE}.by_command", "weight": 1.0, "call": CALL}}, "a")
+    scores = made.score(["aa", "aaa"], [ROW] * 2)
+    pool(made).close()
+    assert scores.total.tolist() == [2.0, 3.0]
+
+
 def test_the_fork_server_of_rules_needs_neither_torch_nor_transformers():
     code = "import sys, rft.reward.workers; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -102,8 +102,6 @@ COMPANIONS = {
     "environment/verl": ["environment.classes.verl.tools=some.yaml"],
     "environment/verl_interaction": ["environment.classes.verl.interactions=some.yaml"],
     "environment/openrlhf": ["environment.classes.openrlhf.path=some.py"],
-    "environment/nim": ["algorithm=reinforce"],
-    "data/nim": ["environment=nim", "algorithm=reinforce"],
     "environment/mcp": ["environment.classes.mcp.servers={search: {command: some}}"],
     "reward/environment": ["environment=guessing"],
     "algorithm/advantage/gigpo": ["environment=guessing"],

@@ -16,7 +16,7 @@ from rft.ranges import NonNegativeInt, PositiveInt
 from rft.registry import Registry
 from rft.reward.rules.instructions.language import language_fault, language_of
 
-INSTRUCTIONS = Registry("instruction")
+INSTRUCTIONS = Registry("instruction", imports=False)  # rows of data have their names
 Relation = Literal["less than", "at least"]
 
 CLOSED = ("My answer is yes.", "My answer is no.", "My answer is maybe.")

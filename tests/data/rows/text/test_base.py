@@ -102,9 +102,9 @@ def test_built_in_rows_and_files_of_text_need_no_pyarrow(tmp_path: Path):
     work = (
         "import sys\n"
         "from rft.data.rows.sources import FileRows\n"
-        "from rft.data.rows.piles import Piles\n"
+        "from rft.data.rows.symbolic import Symbolic\n"
         "assert len(FileRows(sys.argv[1], {}, None, None, 'data.train').load(['prompt'])) == 4\n"
-        "assert len(Piles('data.train', 3, (1, 5), 2, 'nim', False, 0).load(['prompt'])) == 3\n"
+        "assert len(Symbolic('data.train', 'add', 'train', 3, [4, 4], 0.0, 0).load(['prompt'])) == 3\n"
         "assert not {'pyarrow', 'datasets', 'pandas'} & {*sys.modules}, sorted(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", work, str(tmp_path / "rows.jsonl")], check=True)
