@@ -13,7 +13,7 @@ from torch import Tensor
 from rft.actor.score_moments import ScoreMoments, score_moments
 from rft.batch.collate import collate
 from rft.data.base import GivenTexts
-from rft.data.given.pairs import PairSource
+from rft.data.given.pairs import PairOptions, PairSource
 from rft.data.given.supervised import supervised_row
 from rft.data.rows.lazy import Rows
 from rft.evaluation.base import EvaluationContext, Progress, RowEvaluator, SetResult
@@ -97,7 +97,7 @@ class PairEvaluator(ScoreEvaluator):
     @classmethod
     def given(cls, options: Mapping[str, Any]) -> GivenTexts:
         """See `ScoreEvaluator.given`."""
-        return GivenTexts(PairSource, {"chosen": "chosen", "rejected": "rejected", "margin": None})
+        return GivenTexts(PairSource, PairOptions(chosen="chosen", rejected="rejected", margin=None))
 
     def __init__(self, context: EvaluationContext, scores: Callable[[TensorDict], Tensor]) -> None:
         super().__init__(context, scores)

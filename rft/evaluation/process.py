@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.data.base import GivenTexts
-from rft.data.given.steps import StepSource, step_labels
+from rft.data.given.steps import StepOptions, StepSource, step_labels
 from rft.data.given.supervised import given_row
 from rft.data.rows.lazy import Rows
 from rft.evaluation.base import EvaluationContext, Progress, SetResult
@@ -75,7 +75,7 @@ class StepEvaluator(ScoreEvaluator):
     @classmethod
     def given(cls, options: Mapping[str, Any]) -> GivenTexts:
         """See `ScoreEvaluator.given`."""
-        return GivenTexts(StepSource, {"steps": "completions", "labels": "labels", **options})
+        return GivenTexts(StepSource, StepOptions(steps="completions", labels="labels", **options))
 
     def __init__(self, context: EvaluationContext, scores: Callable[[TensorDict], Tensor], separator: str) -> None:
         super().__init__(context, scores)

@@ -11,6 +11,7 @@ from rft.actor.base import ColumnModel, ModelContext
 from rft.actor.model import add_end_tokens
 from rft.algorithm.roles import POLICY
 from rft.batch.encoded import MediaFacts
+from rft.conditions import fields_of
 from rft.data.base import GivenTexts
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.processor import MediaProcessor
@@ -178,7 +179,8 @@ class Components(Parts):
         return self.given if self.grader is None else self.grader.given(self._grader_options(self.grader))
 
     def _grader_options(self, grader: type[ScoreEvaluator]) -> dict[str, Any]:
-        return {name: self.source.options[name] for name in grader.source_options}
+        options = fields_of(self.source.options)
+        return {name: options[name] for name in grader.source_options}
 
     def make_processor(self, tokenizer: PreTrainedTokenizerBase) -> MediaProcessor | None:
         """The processor of the policy; None for a model of text."""

@@ -269,7 +269,7 @@ class Parts(Checked):
         return self._context(self.source.key, prompts, group_size, self.if_made(lambda: self.algorithm))
 
     def _context(self, key: str, prompts: int, group_size: int, algorithm: Algorithm | None) -> CheckContext:
-        """The context of `Source.check`; an unmade part is None."""
+        """The context of `SourceOptions.check`; an unmade part is None."""
         rollout, data = self.if_made(lambda: self.run.rollout), self.if_made(lambda: self.run.data)
         environments, reward = self.if_made(lambda: self.environments), self.if_made(lambda: self.reward)
         train = self.if_made(lambda: self.train)
@@ -291,7 +291,7 @@ class Parts(Checked):
 
     @checks
     def _training(self) -> Iterator[Check]:
-        yield lambda: self.source.factory.check(self.source.options, self.check_context)
+        yield lambda: self.source.options.check(self.check_context)
         yield lambda: check_mixtures(self.held_out)
         yield lambda: check_stream(self.run.data.streaming, self.train)
         yield lambda: check_flow(self.algorithm, self.facts.writes, self.facts.writes_if_read)
@@ -329,7 +329,7 @@ class Parts(Checked):
         source, warmup = self.warmup_source, self.run.warmup
         if source is not None and warmup is not None:
             algorithm = self.if_made(lambda: self.warmup_algorithm)
-            source.factory.check(source.options, self._context(source.key, warmup.rows, 1, algorithm))
+            source.options.check(self._context(source.key, warmup.rows, 1, algorithm))
 
     def _check_warmup_flow(self) -> None:
         algorithm, facts = self.warmup_algorithm, self.warmup_facts

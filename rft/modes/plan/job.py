@@ -88,7 +88,7 @@ class PlanJob(Job):
             # a new model has the vocabulary size of the tokenizer
             self._vocabulary = 0 if self.run.actor["model_config"] is None else vocabulary_size(self.tokenizer.build())
         # A sampled step holds everything that a step of given texts does, and more.
-        self.source.options = self.source.factory.always_sampled(self.source.options)
+        self.source.options = self.source.options.always_sampled()
 
     @part
     def ranks(self) -> int:
