@@ -11,7 +11,6 @@ from rft.actor.base import ColumnModel, ModelContext
 from rft.actor.model import add_end_tokens
 from rft.algorithm.roles import POLICY
 from rft.batch.encoded import MediaFacts
-from rft.conditions import fields_of
 from rft.data.base import GivenTexts
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.processor import MediaProcessor
@@ -23,7 +22,6 @@ from rft.evaluation.base import EvaluationContext, Evaluator
 from rft.evaluation.canary import CanaryProbe
 from rft.evaluation.generation import GenerationEvaluator, GenerationOptions
 from rft.evaluation.loss import LossEvaluator
-from rft.evaluation.preference import ScoreEvaluator
 from rft.redaction import redact
 from rft.remote.watchdog import Watchdog
 from rft.rollout.answerer import Answerer, SingleTurn, episode_answerer
@@ -176,11 +174,7 @@ class Components(Parts):
     @property
     def held_out_given(self) -> GivenTexts | None:
         """What makes the held-out texts; None if the policy answers held-out prompts."""
-        return self.given if self.grader is None else self.grader.given(self._grader_options(self.grader))
-
-    def _grader_options(self, grader: type[ScoreEvaluator]) -> dict[str, Any]:
-        options = fields_of(self.source.options)
-        return {name: options[name] for name in grader.source_options}
+        return self.given if self.grader is None else self.grader.given(self.source.options)
 
     def make_processor(self, tokenizer: PreTrainedTokenizerBase) -> MediaProcessor | None:
         """The processor of the policy; None for a model of text."""
@@ -299,9 +293,8 @@ class Components(Parts):
         if self.given is not None:
             return LossEvaluator(context, self.algorithm, self.given, models, run.seed)
         if self.grader is not None:
-            policy = models[POLICY]
-            options = self._grader_options(self.grader)
-            return self.grader(context, lambda batch: policy.compute(batch, ("score",), 1.0)["score"], **options)
+            policy, source = models[POLICY], self.source.options
+            return self.grader(context, lambda batch: policy.compute(batch, ("score",), 1.0)["score"], source)
         assert sampler is not None
         drawn = GenerationOptions(
             greedy=run.rollout.untruncated(0.0),
