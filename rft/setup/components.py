@@ -28,7 +28,7 @@ from rft.rollout.answerer import Answerer, SingleTurn, episode_answerer
 from rft.rollout.engine.base import Engine, EngineContext
 from rft.rollout.engine.texts import stop_tokens
 from rft.rollout.sampler import Sampler
-from rft.setup.constraints import check_engine_model, check_forbidden, check_tokenizer, engine_options
+from rft.setup.constraints import check_forbidden, check_tokenizer
 from rft.setup.parts import Parts
 from rft.setup.renamed import renamed_keys
 from rft.setup.row_checks import check_rows
@@ -236,15 +236,14 @@ class Components(Parts):
     def check_engine_model(
         self, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, processor: MediaProcessor | None
     ) -> None:
-        """See `check_engine_model` and `check_forbidden`."""
-        check_engine_model(self.engine, config)
+        """Checks that the engine can run the model with this config, and forbid what cannot follow."""
+        self.engine.options.check_model(config)
         check_forbidden(self.engine, config, tokenizer, None if processor is None else processor.facts)
 
     def engine_dtype(self) -> str:
         """The name of the dtype in which the engine computes."""
-        options = engine_options(self.run.rollout, self.engine, self.actor, self.processor, self.strategy)
         trainer = self.strategy.factory.compute_dtype(self.strategy.options)
-        return self.engine.factory.compute_dtype(options, trainer)
+        return str(self.engine.options.compute_dtype(self.run.rollout.engine_args, trainer))
 
     def exact(self) -> bool:
         """True if trainer and engine should report the same log-probabilities of sampled tokens, up to rounding."""

@@ -24,7 +24,8 @@ from rft.logger.log import Sink
 from rft.registry import Target, convert, validate
 from rft.reward.compose import WeightedSum
 from rft.rollout.answerer import Episodes, episodes_of
-from rft.setup.classes import CONTEXT, actor_of, facts_of, processor_of, source_of, strategy_of
+from rft.rollout.engine.base import Engine
+from rft.setup.classes import actor_of, class_of, facts_of, processor_of, source_of, strategy_of
 from rft.setup.constraints import (
     GRADERS,
     check_batch,
@@ -155,7 +156,7 @@ class Parts(Checked):
 
     @part
     def engine(self) -> Target:
-        return Target(self.run.rollout.engine, "rollout.engine", CONTEXT)
+        return class_of(self.run.rollout.engine, "rollout.engine", Engine, "engine")
 
     @checks
     def _engine(self) -> Iterator[Check]:

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from rft.batch.columns import lengths
-from rft.data.base import SourceContext
+from rft.data.base import Source, SourceContext
 from rft.data.sampler import RowSampler
 from rft.distributed import SINGLE_PROCESS, stop
 from rft.metrics import Metrics
@@ -60,6 +60,16 @@ def test_a_source_trains_and_its_options_are_checked(with_source, tmp_path):
 def test_a_class_that_is_no_source_is_refused(with_source):
     with pytest.raises(ValueError, match=r"algorithm\.source\._target_: Path is no source of batches; name a class"):
         Job(with_source({"_target_": "pathlib.Path"}))
+
+
+class Optionless(Source):
+    """A source that names no options."""
+
+
+def test_a_source_without_a_dataclass_of_its_options_is_refused(with_source):
+    said = r"algorithm\.source\._target_: Optionless names no dataclass of its options; give it `Options = \.\.\.`"
+    with pytest.raises(ValueError, match=said):
+        Job(with_source({"_target_": f"{__name__}.Optionless"}))
 
 
 def test_inspect_shows_its_texts_in_its_order(with_source):

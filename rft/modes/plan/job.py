@@ -25,7 +25,7 @@ from rft.registry import Target
 from rft.reward.models.base import ModelTerm
 from rft.rollout.sampler import EngineSampler, Sampler
 from rft.setup.assembly import Changes, Job
-from rft.setup.constraints import check_engine_model, check_ranks
+from rft.setup.constraints import check_ranks
 from rft.setup.datasets import Datasets
 from rft.setup.loadable import check_loadable
 from rft.setup.schema import Data, Plan, Rollout
@@ -118,7 +118,7 @@ class PlanJob(Job):
     def _context_of_model(self) -> Iterator[Check]:
         if (config := self.if_made(lambda: self.planned_config)) is not None:
             yield lambda: _check_prompt_tokens(self.run.plan, self.run.rollout, config)
-            yield lambda: check_engine_model(self.engine, config)
+            yield lambda: self.engine.options.check_model(config)
 
     def _read(self) -> None:
         """Reads the data to find the longest prompt."""
