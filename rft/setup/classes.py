@@ -37,8 +37,8 @@ def source_of(node: Any, key: str) -> Target:
     source = class_of(node, key, Source, "source of batches")
     if not isinstance(source.options, SourceOptions):
         raise ValueError(
-            f"{key}._target_: {source.factory.__name__} names no dataclass of its options; give it `Options = ...`, a "
-            f"dataclass derived from {SourceOptions.__module__}.{SourceOptions.__name__}"
+            f"{key}._target_: {source.factory.__name__} names no dataclass of its options; give it `Options = ...`, "
+            "derived from rft.data.base.SourceOptions"
         )
     return source
 

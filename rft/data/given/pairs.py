@@ -1,6 +1,5 @@
 """Batches of given preferences: pairs of a better and a worse response, or single responses that are good or bad."""
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
@@ -11,7 +10,7 @@ from tensordict import TensorDict
 from rft.batch.collate import collate
 from rft.batch.columns import GIVEN_COLUMNS
 from rft.data.base import CheckContext, GivenSource, SourceContext, SourceFacts, SourceOptions
-from rft.data.given.supervised import DatasetOptions, given_facts, supervised_row
+from rft.data.given.supervised import DatasetOptions, given_facts, row_number, supervised_row
 from rft.data.rows.lazy import Row, located
 from rft.data.rows.stream import StreamedRows
 from rft.metrics import Metrics
@@ -56,7 +55,7 @@ class PairSource(GivenSource):
     def texts(self, position: int, row: dict[str, Any]) -> list[dict[str, Any]]:
         """The two rows of a pair, the chosen one first."""
         options, encoder = self.options, self.context.encoder
-        margin = {} if options.margin is None else {"margin": _number(row[options.margin], options.margin)}
+        margin = {} if options.margin is None else {"margin": row_number(row, "margin", options.margin)}
         return [
             supervised_row(encoder, position, row, row[field], options.weight) | {"chosen": chosen} | margin
             for field, chosen in ((options.chosen, True), (options.rejected, False))
@@ -136,19 +135,6 @@ class LabelledSource(GivenSource):
             if (other := rows[number])["prompt"] != row["prompt"]:
                 return other
         raise ValueError(ONE_PROMPT.format("of a step have one prompt; raise batch.prompts"))
-
-
-def _number(value: Any, field: str) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise ValueError(
-            f"algorithm.source.margin={field}: {value!r:.60} in that field of a row is not a finite number; name "
-            "another field"
-        )
-    return number
 
 
 def _truth(value: Any, field: str) -> bool:

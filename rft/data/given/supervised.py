@@ -30,7 +30,7 @@ def supervised_row(
         overlong: see `Encoder.weighted_example`.
 
     Raises:
-        ValueError: as of `Encoder.weighted_example` and `row_weight`, or a token that trains stands for a character
+        ValueError: as of `Encoder.weighted_example` and `row_number`, or a token that trains stands for a character
             without one.
     """
     answered = {**row, "response": response}
@@ -38,7 +38,7 @@ def supervised_row(
     encoder.unknown.check(answered, ids, weights)
     made = given_row(position, row, ids, [weight > 0 for weight in weights])
     made |= {"token_weights": torch.tensor(weights, dtype=torch.float32)}
-    return made if weight is None else made | {"row_weights": row_weight(row[weight], weight)}
+    return made if weight is None else made | {"row_weights": row_number(row, "weight", weight, 0)}
 
 
 def given_row(position: int, row: dict[str, Any], ids: Sequence[int], trains: Sequence[bool]) -> dict[str, Any]:
@@ -109,19 +109,23 @@ def given_facts(weight: str | None, fields: tuple[str, ...], writes: tuple[str, 
     return SourceFacts(writes, fields, sampled="never")
 
 
-def row_weight(value: Any, field: str) -> float:
-    """The weight of a row.
+def row_number(row: dict[str, Any], option: str, field: str, least: float = -math.inf) -> float:
+    """The number in a field of a row.
+
+    Args:
+        option: of the source, which names the field.
 
     Raises:
-        ValueError: it is no number from 0 on.
+        ValueError: it is no finite number, or less than `least`.
     """
     try:
-        number = float(value)
+        number = float(row[field])
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not 0 <= number < math.inf:
+    if not (math.isfinite(number) and number >= least):
+        wanted = "a finite number" if least == -math.inf else f"a number from {least:g} on"
         raise ValueError(
-            f"algorithm.source.weight={field}: {value!r:.60} in that field of a row is not a number from 0 on; name "
+            f"algorithm.source.{option}={field}: {row[field]!r:.60} in that field of a row is not {wanted}; name "
             "another field"
         )
     return number

@@ -24,7 +24,7 @@ from rft.errors import Checks
 from rft.metrics import Metrics
 from rft.ranges import PositiveInt
 from rft.registry import did_you_mean
-from rft.rollout.answers import Announce, failure_of, log_episodes
+from rft.rollout.answers import failure_of, log_episodes
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.forced_stop import ForcedStop
 from rft.rollout.source.base import RolloutContext
@@ -186,20 +186,15 @@ class RolloutSource(Source):
                 scoring.add(firsts[number] + sample, trajectory.text, trajectory.fields)
 
             with metrics.timer("rollout"):
-                answers = self._generate(rows, seeds, sampling, announce)
-            found = [trajectory for group in answers for trajectory in group]
-            texts = [trajectory.text for trajectory in found]
+                forced_stop = self.options.interruption
+                answers = self.context.answerer.answer(rows, seeds, sampling, announce, forced_stop)
+            trajectories = [trajectory for group in answers for trajectory in group]
+            texts = [trajectory.text for trajectory in trajectories]
             with metrics.timer("reward"):
-                scores = scoring.finish(texts, [trajectory.fields for trajectory in found])
-        log_episodes(found, metrics)
-        scores = scores.drop_failed([failure_of(trajectory) for trajectory in found])
+                scores = scoring.finish(texts, [trajectory.fields for trajectory in trajectories])
+        log_episodes(trajectories, metrics)
+        scores = scores.drop_failed([failure_of(trajectory) for trajectory in trajectories])
         return answers, scores.drop_groups([len(group) for group in answers])
-
-    def _generate(
-        self, rows: list[dict[str, Any]], seeds: list[list[int]], sampling: Sampling, announce: Announce
-    ) -> list[list[Trajectory]]:
-        """Trajectories per row; each is announced when it is finished."""
-        return self.context.answerer.answer(rows, seeds, sampling, announce, self.options.interruption)
 
     def _draw_until_full(self, dynamic_sampling: DynamicSampling, metrics: Metrics) -> list[list[dict[str, Any]]]:
         """Rounds until all ranks together hold enough groups with signal; the surplus is kept for the next step."""
