@@ -175,7 +175,8 @@ def hf_engine(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_rows: int, cuda_graphs: bool = False
 ) -> HFEngine:
     """The engine of rollout=hf, with the weights of the model. On a CPU its graphs are the plain static steps."""
-    engine = HFEngine(engine_context(copy.deepcopy(model), tokenizer), max_rows, None, cuda_graphs)  # without weights
+    options = HFEngine.Options(max_rows=max_rows, dtype=None, cuda_graphs=cuda_graphs)
+    engine = HFEngine(options, engine_context(copy.deepcopy(model), tokenizer))  # without weights
     engine.update_weights(0, model.state_dict().items())
     return engine
 

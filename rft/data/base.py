@@ -1,19 +1,21 @@
 """The abstract class of a source of batches, and the dataclasses that describe and configure one.
 
-A class that implements `Source` can be named in a yaml as `algorithm.source`. Its constructor takes `context`, and the
-options of the yaml as keyword arguments: `def __init__(self, context: SourceContext, *, response: str) -> None`.
+A class that implements `Source` can be named in a yaml as `algorithm.source`. The other keys of that node are the
+fields of the dataclass that the class names as its `Options`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from tensordict import TensorDict
 
+from rft.batch.collate import collate
 from rft.batch.columns import EPISODE_COLUMNS
 from rft.data.encode.encoder import Encoder
-from rft.data.rows.lazy import Row, Rows
+from rft.data.rows.lazy import Row, Rows, located
+from rft.data.sampler import make_sampler
 from rft.distributed import World
 from rft.metrics import Metrics
 
@@ -41,6 +43,11 @@ class SourceContext:
     prompts: int
     columns: tuple[str, ...]
     shuffle: bool
+
+    @property
+    def share(self) -> slice:
+        """This rank's part of what all ranks draw together."""
+        return slice(self.world.rank, None, self.world.size)
 
 
 @dataclass(frozen=True)
@@ -78,15 +85,15 @@ class GivenTexts:
 
     Attributes:
         source: its class, a `GivenSource`; the constructor takes a plain `SourceContext`.
-        options: keyword arguments of the constructor.
+        options: of this class.
     """
 
     source: type["GivenSource"]
-    options: Mapping[str, Any]
+    options: "SourceOptions"
 
     def build(self, context: SourceContext) -> "GivenSource":
         """The source; raises what its constructor raises."""
-        return self.source(context, **self.options)
+        return self.source(options=self.options, context=context)
 
     def epoch(self, context: SourceContext) -> Iterator[TensorDict]:
         """This rank's batches, until as many rows are drawn as the data set has.
@@ -134,59 +141,61 @@ class SourceFacts:
         return replace(self, writes=writes, writes_if_read=(*self.writes_if_read, *if_read))
 
 
-class Source(ABC):
-    """Produces the batches of a stage.
-
-    Attributes:
-        temperature: divides the logits when log-probabilities of the batches are computed.
-    """
-
-    temperature: float = 1.0
+@dataclass(frozen=True)
+class SourceOptions(ABC):
+    """The options of a source, and what follows from them before one is built."""
 
     @abstractmethod
-    def __init__(self, context: Any, **options: Any) -> None:
-        """Takes the context of the stage and the options of the yaml.
+    def facts(self) -> SourceFacts:
+        """The facts of a source with these options."""
 
-        Args:
-            context: a `SourceContext`, or a `RolloutContext` if the class samples.
-        """
-
-    @classmethod
-    @abstractmethod
-    def facts(cls, options: Mapping[str, Any]) -> SourceFacts:
-        """The facts of a source with these options.
-
-        Args:
-            options: keyword arguments of the constructor.
-        """
-
-    @classmethod
-    def check(cls, options: Mapping[str, Any], context: CheckContext) -> None:
+    def check(self, context: CheckContext) -> None:
         """Checks the options against the run, before data or a model is loaded.
 
         Raises:
             ValueError: names the yaml key and the cure.
         """
 
-    @classmethod
-    def check_tokens(cls, options: Mapping[str, Any], context: CheckContext, encoder: Encoder) -> None:
+    def check_tokens(self, context: CheckContext, encoder: Encoder) -> None:
         """Checks options that depend on the tokenizer, before a model is loaded.
 
         Raises:
             ValueError: names the yaml key and the cure.
         """
 
-    @classmethod
-    def always_sampled(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+    def always_sampled(self) -> Self:
         """The options with which the engine samples every step, or unchanged options if there are none.
 
         mode=plan uses them, because a sampled step takes at least as much memory; mode=doctor compares sampled texts.
         """
-        return dict(options)
+        return self
 
-    @abstractmethod
+
+class Source(ABC):
+    """Produces the batches of a stage from rows of the data set.
+
+    Args:
+        options: of the yaml.
+        context: of the stage: a `SourceContext`, or a `RolloutContext` if the class samples.
+
+    Attributes:
+        Options: the dataclass of the options.
+        options, context: as given.
+        row_sampler: draws the rows of a step for all ranks, of which each takes its `context.share`.
+        temperature: divides the logits when log-probabilities of the batches are computed.
+    """
+
+    Options: ClassVar[type[SourceOptions]]
+    temperature: float = 1.0
+
+    def __init__(self, options: Any, context: Any) -> None:
+        self.options = options
+        self.context = context
+        self.row_sampler = make_sampler(context.rows, context.seed, context.shuffle)
+
     def samples(self) -> bool:
         """Whether the engine samples the next batch; the same on every rank."""
+        return bool(self.options.facts().sampled == "always")
 
     @abstractmethod
     def next(self, metrics: Metrics) -> TensorDict:
@@ -204,22 +213,24 @@ class Source(ABC):
         """The groups of this rank that were drawn since the last call and never train, by the reason."""
         return {}
 
-    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """The state for a checkpoint: the position in the data, and the rows that all ranks keep for later steps.
 
         The same on every rank. A collective.
         """
+        return self.row_sampler.state_dict()
 
-    @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from what `state_dict` returned, maybe on another number of ranks."""
+        self.row_sampler.load_state_dict(state)
 
 
 class GivenSource(Source):
     """A source of given texts. It states what it makes of one row, so that the run can count the tokens of each row
     before a model is loaded, and drop rows.
     """
+
+    context: SourceContext
 
     @abstractmethod
     def texts(self, position: int, row: Row) -> list[dict[str, Any]]:
@@ -229,14 +240,33 @@ class GivenSource(Source):
             position: their group and their unit.
         """
 
+    def next(self, metrics: Metrics) -> TensorDict:
+        """The texts of this rank's rows of the next step."""
+        return collate(self.draw(self.texts))
 
-def given_texts(source: type[Source], options: Mapping[str, Any]) -> GivenTexts | None:
+    def draw(self, make: Callable[[int, Row], list[Any]]) -> list[Any]:
+        """Draws this rank's share of the next step.
+
+        Args:
+            make: takes a position and its row of the data set, and returns what is made of them.
+
+        Raises:
+            ValueError: `make` raised one; names the place of the row.
+        """
+        made, rows = [], self.context.rows
+        for position, number in self.row_sampler.take(self.context.prompts)[self.context.share]:
+            with located(rows, number):
+                made += make(position, rows[number])
+        return made
+
+
+def given_texts(source: type[Source], options: SourceOptions) -> GivenTexts | None:
     """The given texts of a source; None if the engine samples all texts.
 
     Raises:
         ValueError: all texts are given, and the class is no `GivenSource`.
     """
-    facts = source.facts(options)
+    facts = options.facts()
     if facts.sampled != "never":
         return facts.given
     if not issubclass(source, GivenSource):

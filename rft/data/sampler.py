@@ -155,7 +155,6 @@ class MixtureSampler(RowSampler):
         ]
 
     def take(self, number: int, weights: Tensor | None = None) -> list[tuple[int, int]]:
-        """See `RowSampler.take`."""
         if not isinstance(self._mixture, MixedStream):
             return super().take(number, weights)
         assert weights is None, "rows of a stream have no weights"

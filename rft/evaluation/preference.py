@@ -1,7 +1,7 @@
 """Held-out pairs of responses: how often a model with a score head prefers the chosen one. Nothing is sampled."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from rft.actor.score_moments import ScoreMoments, score_moments
 from rft.batch.collate import collate
-from rft.data.base import GivenTexts
-from rft.data.given.pairs import PairSource
+from rft.data.base import GivenTexts, SourceOptions
+from rft.data.given.pairs import PairOptions, PairSource
 from rft.data.given.supervised import supervised_row
 from rft.data.rows.lazy import Rows
 from rft.evaluation.base import EvaluationContext, Progress, RowEvaluator, SetResult
@@ -25,29 +25,25 @@ class ScoreEvaluator(RowEvaluator):
     Args:
         context: see `EvaluationContext`. Its rows have the class's `fields`.
         scores: computes the column `score` (B, T) of rows; a collective.
+        source: the options of the source of batches.
 
     Attributes:
         fields: the fields of a row that it reads.
         metrics: those that every set has.
-        source_options: options of the source of batches that the constructor takes too.
     """
 
     fields: ClassVar[tuple[str, ...]]
     metrics: ClassVar[tuple[str, ...]]
-    source_options: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, context: EvaluationContext, scores: Callable[[TensorDict], Tensor]) -> None:
+    def __init__(self, context: EvaluationContext, scores: Callable[[TensorDict], Tensor], source: Any) -> None:
         self._context = context
         self._scores = scores
+        self._source = source
 
     @classmethod
     @abstractmethod
-    def given(cls, options: Mapping[str, Any]) -> GivenTexts:
-        """What makes the texts of a held-out row.
-
-        Args:
-            options: those of `source_options`.
-        """
+    def given(cls, source: Any) -> GivenTexts:
+        """What makes the texts of a held-out row, where training has a source with these options."""
 
     def _on_all_ranks(self, rows: Rows, work: Callable[[Sequence[int]], Sequence[Any]]) -> list[Any]:
         """What `work` returns for all rows in order, on every rank.
@@ -93,15 +89,11 @@ class PairEvaluator(ScoreEvaluator):
 
     fields = ("prompt", "chosen", "rejected")
     metrics = ("accuracy", "margin")
+    _moments: ScoreMoments | None = None
 
     @classmethod
-    def given(cls, options: Mapping[str, Any]) -> GivenTexts:
-        """See `ScoreEvaluator.given`."""
-        return GivenTexts(PairSource, {"chosen": "chosen", "rejected": "rejected", "margin": None})
-
-    def __init__(self, context: EvaluationContext, scores: Callable[[TensorDict], Tensor]) -> None:
-        super().__init__(context, scores)
-        self._moments: ScoreMoments | None = None
+    def given(cls, source: SourceOptions) -> GivenTexts:
+        return GivenTexts(PairSource, PairOptions(chosen="chosen", rejected="rejected", margin=None))
 
     def evaluate(self, progress: Progress) -> dict[str, PairResult]:
         results = {}
@@ -113,7 +105,6 @@ class PairEvaluator(ScoreEvaluator):
         return results
 
     def config_entries(self) -> dict[str, float]:
-        """See `Evaluator.config_entries`."""
         assert self._moments is not None, "`run` has not been called"
         return asdict(self._moments)
 

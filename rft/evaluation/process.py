@@ -1,18 +1,15 @@
 """Held-out answers with labelled steps: how often a model that scores steps tells right from wrong."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from tensordict import TensorDict
-from torch import Tensor
-
 from rft.data.base import GivenTexts
-from rft.data.given.steps import StepSource, step_labels
+from rft.data.given.steps import StepOptions, StepSource, step_labels
 from rft.data.given.supervised import given_row
 from rft.data.rows.lazy import Rows
-from rft.evaluation.base import EvaluationContext, Progress, SetResult
+from rft.evaluation.base import Progress, SetResult
 from rft.evaluation.preference import ScoreEvaluator
 
 RIGHT = 0.5  # a step with a label or a probability above it counts as right
@@ -61,25 +58,15 @@ def first_wrong(steps: Sequence[float]) -> int | None:
 
 
 class StepEvaluator(ScoreEvaluator):
-    """Scores the steps of held-out answers.
-
-    Args:
-        context, scores: see `ScoreEvaluator`.
-        separator: stands behind every step, as in training.
-    """
+    """Scores the steps of held-out answers, with the separator of training behind every step."""
 
     fields = ("prompt", "completions", "labels")
     metrics = ("accuracy", "first_error")
-    source_options = ("separator",)
+    _source: StepOptions
 
     @classmethod
-    def given(cls, options: Mapping[str, Any]) -> GivenTexts:
-        """See `ScoreEvaluator.given`."""
-        return GivenTexts(StepSource, {"steps": "completions", "labels": "labels", **options})
-
-    def __init__(self, context: EvaluationContext, scores: Callable[[TensorDict], Tensor], separator: str) -> None:
-        super().__init__(context, scores)
-        self._separator = separator
+    def given(cls, source: StepOptions) -> GivenTexts:
+        return GivenTexts(StepSource, replace(source, steps="completions", labels="labels"))
 
     def evaluate(self, progress: Progress) -> dict[str, StepResult]:
         results = {}
@@ -90,13 +77,13 @@ class StepEvaluator(ScoreEvaluator):
                 found = self._on_all_ranks(rows, partial(self._steps, rows))
                 show(len(rows))
             labels = [own[: len(steps)] for own, steps in zip(labels, found, strict=True)]  # of answers that are cut
-            results[name] = StepResult(rows, self._separator, labels, found)
+            results[name] = StepResult(rows, self._source.separator, labels, found)
         return results
 
     def _steps(self, rows: Rows, indices: Sequence[int]) -> list[list[float]]:
         """The probabilities of the steps of some rows."""
         encoder = self._context.encoder
-        encoded = [encoder.steps(rows[index], rows[index]["completions"], self._separator) for index in indices]
+        encoded = [encoder.steps(rows[index], rows[index]["completions"], self._source.separator) for index in indices]
         examples = [
             given_row(index, rows[index], ids, [place in ends for place in range(len(ids))])
             for index, (ids, ends) in zip(indices, encoded, strict=True)

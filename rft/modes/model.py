@@ -98,7 +98,7 @@ class Answering(Components):
         scores = run.mode == "evaluate" and (self.grader is not None or self.given is not None)
         if not self.engine.factory.facts.samples and not scores:
             raise ValueError(f"mode={run.mode}: rollout=none cannot sample; choose another engine, such as rollout=hf")
-        self.engine.factory.check_here(self.engine.options)
+        self.engine.options.check_here()
         self.place_reward(self.world)
         found = self.world.decide(lambda: find_checkpoint(Path(run.output_dir), which, key))
         path, model_config = (run.actor["path"], run.actor["model_config"]) if found is None else (str(found), None)

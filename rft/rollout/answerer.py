@@ -111,7 +111,6 @@ class SingleTurn(Answerer):
         announce: Announce,
         forced_stop: ForcedStop | None,
     ) -> list[list[Trajectory]]:
-        """See `Answerer.answer`."""
         requests = [Request(prompt, own) for prompt, own in zip(self._encoder.prompts(rows), seeds, strict=True)]
         if forced_stop is not None:
             phrase = forced_stop.encode(self._encoder)

@@ -12,7 +12,7 @@ from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import Sampler
 
 
-@dataclass
+@dataclass(frozen=True)
 class ForcedStop:
     """Control of the length by a phrase in the middle of an answer (ScaleRL, 2510.13786).
 

@@ -125,7 +125,7 @@ class Job(Components):
 
     def prepare(self, world: World) -> Datasets:
         """Loads the tokenizer and the rows. A collective."""
-        self.check.attempt(self.engine.factory.check_here, self.engine.options)
+        self.check.attempt(self.engine.options.check_here)
         self.check.attempt(self.place_reward, world)
         loaded = self.load(world.size, world)
         self.check.end()

@@ -4,12 +4,12 @@ from typing import Any
 
 from rft.actor.base import ColumnModel
 from rft.algorithm.roles import ROLES
-from rft.data.base import Source, SourceFacts
+from rft.data.base import Source, SourceFacts, SourceOptions
 from rft.registry import Target
 from rft.rollout.answerer import Episodes
 from rft.strategy.base import Strategy
 
-CONTEXT = ("context",)  # the constructor argument that the run supplies to models, engines and sources
+CONTEXT = ("context", "options")  # the constructor arguments that the run supplies to models, engines and sources
 
 
 def class_of(node: Any, key: str, kind: type, noun: str, supplied: tuple[str, ...] = CONTEXT) -> Target:
@@ -34,12 +34,18 @@ def class_of(node: Any, key: str, kind: type, noun: str, supplied: tuple[str, ..
 
 def source_of(node: Any, key: str) -> Target:
     """The class of a source of batches, with its options. Raises as `class_of`."""
-    return class_of(node, key, Source, "source of batches")
+    source = class_of(node, key, Source, "source of batches")
+    if not isinstance(source.options, SourceOptions):
+        raise ValueError(
+            f"{key}._target_: {source.factory.__name__} names no dataclass of its options; give it `Options = ...`, "
+            "derived from rft.data.base.SourceOptions"
+        )
+    return source
 
 
 def facts_of(source: Target, environments: Episodes | None) -> SourceFacts:
     """The facts that a source states about itself, with the options of its yaml and the environments of the run."""
-    facts: SourceFacts = source.factory.facts(source.options)
+    facts: SourceFacts = source.options.facts()
     return facts if environments is None else facts.with_episodes(environments.columns_if_read)
 
 

@@ -22,14 +22,13 @@ from rft.evaluation.base import EvaluationContext, Evaluator
 from rft.evaluation.canary import CanaryProbe
 from rft.evaluation.generation import GenerationEvaluator, GenerationOptions
 from rft.evaluation.loss import LossEvaluator
-from rft.evaluation.preference import ScoreEvaluator
 from rft.redaction import redact
 from rft.remote.watchdog import Watchdog
 from rft.rollout.answerer import Answerer, SingleTurn, episode_answerer
 from rft.rollout.engine.base import Engine, EngineContext
 from rft.rollout.engine.texts import stop_tokens
 from rft.rollout.sampler import Sampler
-from rft.setup.constraints import check_engine_model, check_forbidden, check_tokenizer, engine_options
+from rft.setup.constraints import check_forbidden, check_tokenizer
 from rft.setup.parts import Parts
 from rft.setup.row_checks import check_rows
 from rft.setup.typed import typed_keys
@@ -172,10 +171,7 @@ class Components(Parts):
     @property
     def held_out_given(self) -> GivenTexts | None:
         """What makes the held-out texts; None if the policy answers held-out prompts."""
-        return self.given if self.grader is None else self.grader.given(self._grader_options(self.grader))
-
-    def _grader_options(self, grader: type[ScoreEvaluator]) -> dict[str, Any]:
-        return {name: self.source.options[name] for name in grader.source_options}
+        return self.given if self.grader is None else self.grader.given(self.source.options)
 
     def make_processor(self, tokenizer: PreTrainedTokenizerBase) -> MediaProcessor | None:
         """The processor of the policy; None for a model of text."""
@@ -237,15 +233,14 @@ class Components(Parts):
     def check_engine_model(
         self, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, processor: MediaProcessor | None
     ) -> None:
-        """See `check_engine_model` and `check_forbidden`."""
-        check_engine_model(self.engine, config)
+        """Checks that the engine can run the model with this config, and forbid what cannot follow."""
+        self.engine.options.check_model(config)
         check_forbidden(self.engine, config, tokenizer, None if processor is None else processor.facts)
 
     def engine_dtype(self) -> str:
         """The name of the dtype in which the engine computes."""
-        options = engine_options(self.run.rollout, self.engine, self.actor, self.processor, self.strategy)
         trainer = self.strategy.factory.compute_dtype(self.strategy.options)
-        return self.engine.factory.compute_dtype(options, trainer)
+        return str(self.engine.options.compute_dtype(self.run.rollout.engine_args, trainer))
 
     def exact(self) -> bool:
         """True if trainer and engine should report the same log-probabilities of sampled tokens, up to rounding."""
@@ -294,9 +289,8 @@ class Components(Parts):
         if self.given is not None:
             return LossEvaluator(context, self.algorithm, self.given, models, run.seed)
         if self.grader is not None:
-            policy = models[POLICY]
-            options = self._grader_options(self.grader)
-            return self.grader(context, lambda batch: policy.compute(batch, ("score",), 1.0)["score"], **options)
+            policy, source = models[POLICY], self.source.options
+            return self.grader(context, lambda batch: policy.compute(batch, ("score",), 1.0)["score"], source)
         assert sampler is not None
         drawn = GenerationOptions(
             greedy=run.rollout.untruncated(0.0),

@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -28,6 +27,7 @@ from rft.evaluation.process import StepEvaluator
 from rft.registry import Target, did_you_mean
 from rft.reward.compose import WeightedSum
 from rft.rollout.answerer import Episodes
+from rft.rollout.engine.base import EngineCheckContext
 from rft.setup.schema import Batch, Data, Eval, Profile, Rollout, Warmup
 from rft.train.stop import seconds_of
 
@@ -188,20 +188,6 @@ def check_mixtures(held_out: Mapping[str, Target]) -> Iterator[str]:
             )
 
 
-def engine_options(
-    rollout: Rollout, engine: Target, actor: Target, processor: Target | None, strategy: Target
-) -> dict[str, Any]:
-    """The options by which an engine checks itself; see `Engine.check`."""
-    device = strategy.factory.device(strategy.options)
-    of_run = {"lora": actor.options["lora"], "media": processor is not None, "device": device}
-    return engine.options | {"engine_args": rollout.engine_args} | of_run
-
-
-def check_engine_model(engine: Target, config: PretrainedConfig) -> None:
-    """Checks that an engine can run the model with this config; see `Engine.check_model`."""
-    engine.factory.check_model(engine.options, config)
-
-
 def check_forbidden(
     engine: Target, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, media: MediaFacts | None
 ) -> None:
@@ -224,7 +210,8 @@ def check_engine(rollout: Rollout, engine: Target, actor: Target, processor: Tar
             f"rollout.engine_args.{name}: {engine.factory.__name__} takes no arguments of an engine; choose another "
             "rollout or take it out"
         )
-    engine.factory.check(engine_options(rollout, engine, actor, processor, strategy), rollout)
+    device, lora = strategy.factory.device(strategy.options), actor.options["lora"]
+    engine.options.check(EngineCheckContext(rollout.engine_args, lora, processor is not None, device, rollout))
     with prefixed("rollout."):
         engine.factory.check_sampling(rollout, logprobs=True)
 

@@ -236,7 +236,7 @@ class RunParts(PolicyParts):
             yield lambda: check_routers(self.model_config)
         yield from (partial(self.check_helper, role) for role in ROLES)
         yield from (partial(self.check_model_parts, model) for model in (job.actor, *job.helpers.values()))
-        yield lambda: job.source.factory.check_tokens(job.source.options, job.check_context, self.encoder)
+        yield lambda: job.source.options.check_tokens(job.check_context, self.encoder)
 
     def read_model_config(self, model: Target) -> PretrainedConfig:
         """The config of a model, without its weights. A new model has the vocabulary size of the tokenizer."""

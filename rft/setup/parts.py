@@ -24,7 +24,8 @@ from rft.logger.log import Sink
 from rft.registry import Target, convert, validate
 from rft.reward.compose import WeightedSum
 from rft.rollout.answerer import Episodes, episodes_of
-from rft.setup.classes import CONTEXT, actor_of, facts_of, processor_of, source_of, strategy_of
+from rft.rollout.engine.base import Engine
+from rft.setup.classes import actor_of, class_of, facts_of, processor_of, source_of, strategy_of
 from rft.setup.constraints import (
     GRADERS,
     check_batch,
@@ -155,7 +156,7 @@ class Parts(Checked):
 
     @part
     def engine(self) -> Target:
-        return Target(self.run.rollout.engine, "rollout.engine", CONTEXT)
+        return class_of(self.run.rollout.engine, "rollout.engine", Engine, "engine")
 
     @checks
     def _engine(self) -> Iterator[Check]:
@@ -269,7 +270,7 @@ class Parts(Checked):
         return self._context(self.source.key, prompts, group_size, self.if_made(lambda: self.algorithm))
 
     def _context(self, key: str, prompts: int, group_size: int, algorithm: Algorithm | None) -> CheckContext:
-        """The context of `Source.check`; an unmade part is None."""
+        """The context of `SourceOptions.check`; an unmade part is None."""
         rollout, data = self.if_made(lambda: self.run.rollout), self.if_made(lambda: self.run.data)
         environments, reward = self.if_made(lambda: self.environments), self.if_made(lambda: self.reward)
         train = self.if_made(lambda: self.train)
@@ -291,7 +292,7 @@ class Parts(Checked):
 
     @checks
     def _training(self) -> Iterator[Check]:
-        yield lambda: self.source.factory.check(self.source.options, self.check_context)
+        yield lambda: self.source.options.check(self.check_context)
         yield lambda: check_mixtures(self.held_out)
         yield lambda: check_stream(self.run.data.streaming, self.train)
         yield lambda: check_flow(self.algorithm, self.facts.writes, self.facts.writes_if_read)
@@ -329,7 +330,7 @@ class Parts(Checked):
         source, warmup = self.warmup_source, self.run.warmup
         if source is not None and warmup is not None:
             algorithm = self.if_made(lambda: self.warmup_algorithm)
-            source.factory.check(source.options, self._context(source.key, warmup.rows, 1, algorithm))
+            source.options.check(self._context(source.key, warmup.rows, 1, algorithm))
 
     def _check_warmup_flow(self) -> None:
         algorithm, facts = self.warmup_algorithm, self.warmup_facts

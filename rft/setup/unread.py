@@ -77,8 +77,7 @@ def unread_keys(parts: Parts) -> dict[str, str]:
         found |= target.unread(_fields_absent(fields[target.key], absent))
     if (length := root.rollout.max_new_tokens) != root.data.max_response_tokens:
         found["data.max_response_tokens"] = f"rollout.max_new_tokens={length} takes its place"
-    engine: type[Engine] = parts.engine.factory
-    found |= {f"rollout.{name}": reason for name, reason in engine.unread(parts.engine.options).items()}
+    found |= {f"rollout.{name}": reason for name, reason in parts.engine.options.unread().items()}
     found |= {f"algorithm.{name}": reason for name, reason in algorithm.unread().items()}
     if reason := absent(GENERATION):
         found["environment"] = reason

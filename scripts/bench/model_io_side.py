@@ -24,7 +24,7 @@ from rft.actor.base import ModelContext
 from rft.distributed import World, leave, start
 from rft.main import CONFIG_FOLDER
 from rft.rollout.engine.base import EngineContext
-from rft.rollout.engine.hf import HFEngine
+from rft.rollout.engine.hf import HFEngine, HFOptions
 from rft.rollout.server.weights.store import WeightStore
 from rft.strategy.fsdp2 import FSDP2
 
@@ -100,7 +100,7 @@ def sync(actor: Actor, dtype: Literal["bfloat16", "float32"]) -> None:
     context = EngineContext(
         actor.world, actor.plain_model(), actor.tokenizer, Path(), engine_args={}, lora=None, dtype=torch.float32
     )
-    engine = HFEngine(context, max_rows=1, dtype=dtype, cuda_graphs=False)
+    engine = HFEngine(HFOptions(max_rows=1, dtype=dtype, cuda_graphs=False), context)
     engine.update_weights(0, actor.weights(engine.gather_options))
     engine.sleep()
 

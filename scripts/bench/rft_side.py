@@ -3,41 +3,43 @@
 import json
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
 from bench.workload import Lengths, score
 from rft.reward import REWARDS
 from rft.rollout.engine.base import Completion, EngineContext, OnCompletion, Request
-from rft.rollout.engine.hf import HFEngine
+from rft.rollout.engine.hf import HFEngine, HFOptions
 from rft.rollout.engine.sampling import Sampling
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForcedLengthsOptions(HFOptions):
+    """Options of `ForcedLengths`.
+
+    Attributes:
+        workload: its folder.
+    """
+
+    workload: str
 
 
 class ForcedLengths(HFEngine):
     """Ends each row at the length that the workload gives it and nowhere else: by the cap of its request.
 
     A step begins with sampling and ends with new weights; `cpu.json` holds the processor seconds of every step.
-
-    Args:
-        context, max_rows, dtype, cuda_graphs: as in `HFEngine`.
-        workload: its folder.
     """
 
-    def __init__(
-        self,
-        context: EngineContext,
-        max_rows: int,
-        dtype: Literal["float32", "bfloat16", "float16"] | None,
-        cuda_graphs: bool,
-        workload: str,
-    ) -> None:
-        super().__init__(context, max_rows, dtype, cuda_graphs)
+    Options = ForcedLengthsOptions
+
+    def __init__(self, options: ForcedLengthsOptions, context: EngineContext) -> None:
+        super().__init__(options, context)
         self.ends = []
-        self._lengths = Lengths(Path(workload), context.tokenizer)
-        self._file = Path(workload) / "cpu.json"
+        self._lengths = Lengths(Path(options.workload), context.tokenizer)
+        self._file = Path(options.workload) / "cpu.json"
         self._began = 0.0
         self._cpu: list[float] = []
 

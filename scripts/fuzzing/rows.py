@@ -22,7 +22,7 @@ from rft.data.base import SourceContext
 from rft.data.encode.encoder import Encoder
 from rft.data.given.pairs import PairSource
 from rft.data.given.steps import StepSource
-from rft.data.given.supervised import DatasetSource, TextSource
+from rft.data.given.supervised import DatasetOptions, DatasetSource, TextSource
 from rft.data.rows.lazy import Row, located
 from rft.data.rows.sources import FileRows
 
@@ -152,10 +152,10 @@ def _texts(kind: str, context: SourceContext) -> Callable[[Row], list[Any]]:
     if kind == "prompts":
         return lambda row: [list(context.encoder.prompt(row))]
     source = {
-        "dataset": lambda: DatasetSource(context, response="response"),
-        "text": lambda: TextSource(context, response="text"),
-        "pairs": lambda: PairSource(context, chosen="chosen", rejected="rejected", margin=None),
-        "labelled": lambda: DatasetSource(context, response="completion", weight="label"),
-        "steps": lambda: StepSource(context, steps="steps", labels="labels", separator="\n"),
+        "dataset": lambda: DatasetSource(DatasetOptions(response="response"), context),
+        "text": lambda: TextSource(TextSource.Options(response="text"), context),
+        "pairs": lambda: PairSource(PairSource.Options(chosen="chosen", rejected="rejected", margin=None), context),
+        "labelled": lambda: DatasetSource(DatasetOptions(response="completion", weight="label"), context),
+        "steps": lambda: StepSource(StepSource.Options(steps="steps", labels="labels", separator="\n"), context),
     }[kind]()
     return lambda row: source.texts(0, row)

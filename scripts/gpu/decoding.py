@@ -61,7 +61,7 @@ def measure(rows: int, setting: Setting) -> Found:
     import torch
 
     from rft.rollout.engine.base import EngineContext
-    from rft.rollout.engine.hf import HFEngine
+    from rft.rollout.engine.hf import HFEngine, HFOptions
 
     policy = shared_policy(setting)
     of_run = {"folder": setting.folder, "engine_args": {}, "lora": None, "dtype": policy.strategy.dtype}
@@ -70,7 +70,7 @@ def measure(rows: int, setting: Setting) -> Found:
     for name, (tokens, cudnn, cuda_graphs) in WAYS.items():
         most = TOKENS[True] if setting.cpu else tokens
         context = EngineContext(policy.world, policy.actor.plain_model(), policy.tokenizer, **of_run)
-        engine = HFEngine(context, max_rows=256, dtype=None, cuda_graphs=cuda_graphs)
+        engine = HFEngine(HFOptions(max_rows=256, dtype=None, cuda_graphs=cuda_graphs), context)
         engine.update_weights(1, policy.actor.weights(engine.gather_options))
         torch.backends.cuda.enable_cudnn_sdp(cudnn)
         try:
@@ -92,7 +92,7 @@ def engine_of(shape: dict[str, Any], dtype: Any, setting: Setting, cuda_graphs: 
     from rft.data.encode.tokenizer import pretrained
     from rft.distributed import start
     from rft.rollout.engine.base import EngineContext
-    from rft.rollout.engine.hf import HFEngine
+    from rft.rollout.engine.hf import HFEngine, HFOptions
 
     words = 512 if setting.cpu else VOCABULARY
     save_tokenizer(setting.folder / "tokenizer", words)
@@ -103,7 +103,7 @@ def engine_of(shape: dict[str, Any], dtype: Any, setting: Setting, cuda_graphs: 
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     context = EngineContext(world, model, tokenizer, setting.folder, {}, None, dtype)
-    return HFEngine(context, max_rows=256, dtype=None, cuda_graphs=cuda_graphs)
+    return HFEngine(HFOptions(max_rows=256, dtype=None, cuda_graphs=cuda_graphs), context)
 
 
 def with_weights(engines: list[Any], version: int) -> None:

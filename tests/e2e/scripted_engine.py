@@ -1,23 +1,29 @@
 """An engine that answers from a table, so that the numbers of an evaluation are known."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from rft.rollout.engine.base import Completion, Engine, EngineContext, Request
+from rft.rollout.engine.base import Completion, Engine, EngineOptions, Request
 from rft.rollout.engine.sampling import Sampling
 
 
-class ScriptedEngine(Engine):
-    """Answers a prompt with the text of the one key that the prompt contains.
+@dataclass(frozen=True)
+class ScriptedOptions(EngineOptions):
+    """Options of `ScriptedEngine`.
 
-    Args:
+    Attributes:
         answers: {part of a prompt: response}.
     """
 
-    def __init__(self, context: EngineContext, answers: dict[str, str]) -> None:
-        self.tokenizer = context.tokenizer
-        self.answers = answers
+    answers: dict[str, str]
+
+
+class ScriptedEngine(Engine):
+    """Answers a prompt with the text of the one key that the prompt contains."""
+
+    Options = ScriptedOptions
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         for _ in tensors:
@@ -29,7 +35,8 @@ class ScriptedEngine(Engine):
         return [[self.answer(request)] * len(request.seeds) for request in requests]
 
     def answer(self, request: Request) -> Completion:
-        prompt = self.tokenizer.decode(request.prompt)
-        [text] = [text for part, text in self.answers.items() if part in prompt]
-        tokens = self.tokenizer(text, add_special_tokens=False).input_ids
+        tokenizer = self.context.tokenizer
+        prompt = tokenizer.decode(request.prompt)
+        [text] = [text for part, text in self.options.answers.items() if part in prompt]
+        tokens = tokenizer(text, add_special_tokens=False).input_ids
         return Completion(tokens, [0.0] * len(tokens), "stop", text, [0] * len(tokens))

@@ -30,8 +30,8 @@ EXCEPT = {
     r"^trainer\.evaluated$": "only read in the step that sets it",
     r"^trainer\.(stage|phase)$": "set in every step",
     r"\.cost(\[\d\])?$": "computed from the config of the model",
-    r"_row_sampler(\._parts\[\d\])?\._(epoch|order|round|turns)\b": "computed from the seed and the position",
-    r"\._rows(\.parts\['\w'\])?\.drawn\b": "the rows of the last step of a stream",
+    r"row_sampler(\._parts\[\d\])?\._(epoch|order|round|turns)\b": "computed from the seed and the position",
+    r"\.rows(\.parts\['\w'\])?\.drawn\b": "the rows of the last step of a stream",
 }
 
 

@@ -47,6 +47,8 @@ def test_its_own_options_reach_it_and_are_checked(with_engine, tmp_path):
     config["rollout"]["engine_args"] = {"dtype": "float32"}
     with pytest.raises(ValueError, match=r"rollout\.engine_args\.dtype: PlainEngine takes no arguments of an engine"):
         Job(config)
+    with pytest.raises(ValueError, match=r"rollout\.engine\._target_: Path is no engine; name a class that implements"):
+        Job(config | {"rollout": config["rollout"] | {"engine": {"_target_": "pathlib.Path"}}})
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Sources of one's own, named in the yaml alone: in every mode, in a thread, and with two turns."""
+"""Sources of one's own, named in the yaml alone: in every mode, in a thread, with two turns, and of chosen groups."""
 
 import importlib
 import io
@@ -10,18 +10,23 @@ import torch
 from rich.console import Console
 
 from rft.batch.columns import lengths
-from rft.data.base import SourceContext
+from rft.data.base import Source, SourceContext
+from rft.data.sampler import RowSampler
 from rft.distributed import SINGLE_PROCESS, stop
+from rft.metrics import Metrics
 from rft.modes.doctor.run import run as doctor
 from rft.modes.inspect import inspect
 from rft.modes.plan.report import plan
 from rft.modes.verify import verify
 from rft.setup.assembly import Job
+from tests.rollout.source.test_rollout import SEED
+from tests.rollout.source.test_rollout import source as rollout_source
 
 PLUGINS = Path(__file__).parent / "plugins"
 LISTED = {"_target_": "listed_source.ListedSource", "response": "response", "suffix": "7"}
 THREADED = {"_target_": "threaded_source.ThreadedSource", "response": "response"}
 TWO_TURNS = {"_target_": "two_turns.TwoTurnSource", "hint": "="}
+HALF_SOLVED = {"_target_": "half_solved.HalfSolvedSource", "redraw": None, "interruption": None, "rounds": 2}
 
 
 @pytest.fixture
@@ -30,7 +35,7 @@ def with_source(tiny, monkeypatch, plugins_forgotten):
     monkeypatch.syspath_prepend(PLUGINS)
 
     def resolve(source, *overrides):
-        given = source is not TWO_TURNS
+        given = source["_target_"] not in (TWO_TURNS["_target_"], HALF_SOLVED["_target_"])
         config = tiny(*(("algorithm=sft",) if given else ("warmup=none",)), *overrides)
         config["algorithm"]["source"] = dict(source)
         return config
@@ -55,6 +60,16 @@ def test_a_source_trains_and_its_options_are_checked(with_source, tmp_path):
 def test_a_class_that_is_no_source_is_refused(with_source):
     with pytest.raises(ValueError, match=r"algorithm\.source\._target_: Path is no source of batches; name a class"):
         Job(with_source({"_target_": "pathlib.Path"}))
+
+
+class Optionless(Source):
+    """A source that names no options."""
+
+
+def test_a_source_without_a_dataclass_of_its_options_is_refused(with_source):
+    said = r"algorithm\.source\._target_: Optionless names no dataclass of its options; give it `Options = \.\.\.`"
+    with pytest.raises(ValueError, match=said):
+        Job(with_source({"_target_": f"{__name__}.Optionless"}))
 
 
 def test_inspect_shows_its_texts_in_its_order(with_source):
@@ -98,11 +113,10 @@ def test_a_thread_prepares_what_the_plain_source_draws(with_source, tmp_path):
 
 def test_a_threaded_source_continues_behind_the_last_batch_that_was_taken(with_source):
     job = Job(with_source(THREADED))
-    kind = job.source.factory
 
     def source():
         loaded = job.load(1)
-        return kind(SourceContext(SINGLE_PROCESS, 3, loaded.encoder, loaded.train, 4, (), True), response="response")
+        return job.source.build(context=SourceContext(SINGLE_PROCESS, 3, loaded.encoder, loaded.train, 4, (), True))
 
     whole, later = source(), source()
     for _ in range(3):
@@ -136,3 +150,33 @@ def test_a_hint_without_room_is_refused_before_a_model_is_loaded(with_source):
         job = Job(with_source({**TWO_TURNS, "hint": "====="}))
         job.load(1)
         job.check.end()
+
+
+def test_a_source_of_chosen_groups_trains_and_the_checks_of_its_parent_stay(with_source, tmp_path):
+    assert Job(with_source(HALF_SOLVED, "steps=1")).fit("") >= 0.0
+    assert sum("reward/mean" in row for row in metrics(tmp_path)) == 1
+    redraw = {"term": "left", "between": None, "max_rounds": 2}
+    with pytest.raises(ValueError, match=r"^algorithm\.source\.redraw\.term=left: none of reward\.terms"):
+        Job(with_source({**HALF_SOLVED, "redraw": redraw}))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_groups_nearest_to_a_half_train_and_the_others_are_dropped(size, ranks, monkeypatch, plugins_forgotten):
+    monkeypatch.syspath_prepend(PLUGINS)
+    kind = importlib.import_module("half_solved").HalfSolvedSource
+    signal = {1, 4, 8}
+
+    def work(world):
+        plain = rollout_source(world, signal)
+        mine = kind(kind.Options(redraw=None, interruption=None, rounds=2), plain.context)
+        batch = mine.next(Metrics())
+        return batch["group"].tolist(), mine.dropped()["far from a half"], mine.dropped()
+
+    taken = RowSampler(range(10), SEED).take(8)
+    means = [1.0 if row in signal else 2.0 for _, row in taken]
+    assert sorted(means[:8]).count(1.0) >= 1
+    order = sorted(range(8), key=lambda place: means[place])
+    found = ranks(size, work)
+    assert sorted({group for groups, _, _ in found for group in groups}) == sorted(order[:4])
+    assert sorted(position for _, dropped, _ in found for position in dropped) == sorted(order[4:])
+    assert [later for _, _, later in found] == [{}] * size

@@ -114,7 +114,7 @@ def test_state_that_is_not_saved_is_found(tiny, tmp_path, monkeypatch, plugins_f
     config["algorithm"]["advantage"] = {"name": "remembers"}
     found = not_restored(config, tmp_path, monkeypatch)
     for place in (
-        "stages[0].source._row_sampler.position",
+        "stages[0].source.row_sampler.position",
         "stages[0].algorithm.shaping_states['running_norm'].count",
         "stages[0].algorithm.reward_control.coef",
         "stages[0].algorithm.policy.terms[1].coef.coef",

@@ -61,7 +61,7 @@ def evaluate(world, made, source, rows):
 
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_loss_and_perplexity_by_hand_on_any_number_of_ranks(ranks, size):
-    source = GivenTexts(DatasetSource, {"response": "response"})
+    source = GivenTexts(DatasetSource, DatasetSource.Options(response="response"))
     # each text ends with the end token: 3, 2 and 4 tokens, of 0.8, 0.7 and 1.3 nats
     expected = {"token_mean": 2.8 / 9, "seq_mean_token_mean": (0.8 / 3 + 0.7 / 2 + 1.3 / 4) / 3}
     for aggregation, loss in expected.items():
@@ -73,7 +73,7 @@ def test_loss_and_perplexity_by_hand_on_any_number_of_ranks(ranks, size):
 
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_pairs_by_hand_on_any_number_of_ranks(ranks, size):
-    source = GivenTexts(PairSource, {"chosen": "chosen", "rejected": "rejected", "margin": None})
+    source = GivenTexts(PairSource, PairSource.Options(chosen="chosen", rejected="rejected", margin=None))
     expected = {
         "eval/held/loss": sum(math.log1p(math.exp(-0.5 * h)) for h in (-0.2, 0.3, 0.0)) / 3,
         "eval/held/accuracy": 1 / 3,
@@ -86,7 +86,7 @@ def test_pairs_by_hand_on_any_number_of_ranks(ranks, size):
 @pytest.mark.parametrize("size", [1, 2])
 def test_weights_of_rows_by_hand_on_any_number_of_ranks(ranks, size):
     rows = [row | {"w": weight} for row, weight in zip(TEXTS, (2, 0, 0.5), strict=True)]
-    source = GivenTexts(DatasetSource, {"response": "response", "weight": "w"})
+    source = GivenTexts(DatasetSource, DatasetSource.Options(response="response", weight="w"))
     # 3 tokens of 0.8 nats together and 4 of 1.3, in rows of 2 and 1/2
     expected = {
         "token_mean": (2 * 0.8 + 0.5 * 1.3) / (2 * 3 + 0.5 * 4),
@@ -97,7 +97,7 @@ def test_weights_of_rows_by_hand_on_any_number_of_ranks(ranks, size):
         for numbers, _ in ranks(size, lambda world, made=made: evaluate(world, made, source, rows)):
             assert numbers["eval/held/loss"] == pytest.approx(loss)
     rows = [row | {"w": weight} for row, weight in zip(PAIRS, (2, 0, 0.5), strict=True)]
-    source = GivenTexts(PairSource, {"chosen": "chosen", "rejected": "rejected", "margin": None, "weight": "w"})
+    source = GivenTexts(PairSource, PairSource.Options(chosen="chosen", rejected="rejected", margin=None, weight="w"))
     loss = (2 * math.log1p(math.exp(0.5 * 0.2)) + 0.5 * math.log(2)) / 2.5
     for numbers, _ in ranks(size, lambda world: evaluate(world, algorithm(**DPO), source, rows)):
         assert numbers["eval/held/loss"] == pytest.approx(loss)
@@ -105,7 +105,7 @@ def test_weights_of_rows_by_hand_on_any_number_of_ranks(ranks, size):
 
 def test_a_statistic_of_the_whole_set_does_not_depend_on_the_ranks(ranks):
     rows = [row | {"label": number % 2 == 0} for number, row in enumerate(TEXTS)]
-    source = GivenTexts(LabelledSource, {"response": "response", "label": "label"})
+    source = GivenTexts(LabelledSource, LabelledSource.Options(response="response", label="label"))
     made = algorithm(loss=KTO, aggregation=None)
     alone, *others = (ranks(size, lambda world: evaluate(world, made, source, rows))[0][0] for size in (1, 2, 5))
     assert alone.keys() == {f"eval/held/{name}" for name in metric_names(made)}
@@ -117,7 +117,7 @@ def test_a_statistic_of_the_whole_set_does_not_depend_on_the_ranks(ranks):
 
 def test_an_unlikely_text_has_a_finite_perplexity(ranks):
     rows = [{"prompt": "a", "response": "9"}]
-    made, source = algorithm(), GivenTexts(DatasetSource, {"response": "response"})
+    made, source = algorithm(), GivenTexts(DatasetSource, DatasetSource.Options(response="response"))
 
     def run(world):
         tokenizer = characters(alphabet="0123456789abc")

@@ -34,7 +34,7 @@ def evaluator(world, rows=ROWS):
         )
         return digits[batch["tokens", "input_ids"]].float()
 
-    return PairEvaluator(EvaluationContext(world, Encoder(tokenizer, "none", None), {"held": rows}), scores)
+    return PairEvaluator(EvaluationContext(world, Encoder(tokenizer, "none", None), {"held": rows}), scores, None)
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])

@@ -9,6 +9,7 @@ import torch
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.tokenizer import characters
 from rft.data.encode.truncation import TextLimit
+from rft.data.given.steps import StepSource
 from rft.distributed import SINGLE_PROCESS
 from rft.evaluation.base import EvaluationContext
 from rft.evaluation.estimators import interval
@@ -37,7 +38,8 @@ def evaluator(world, rows=ROWS, limit=None):
 
     encoder = Encoder(tokenizer, "none", None)
     encoder.text_limit = limit
-    return StepEvaluator(EvaluationContext(world, encoder, {"held": rows}), scores, separator="\n")
+    source = StepSource.Options(steps="texts", labels="marks", separator="\n")
+    return StepEvaluator(EvaluationContext(world, encoder, {"held": rows}), scores, source)
 
 
 def p(digit):

@@ -7,10 +7,17 @@ from rft.batch.thoughts import PromptThoughts
 from rft.distributed import World
 from rft.modes.plan.stubs import StubTokenizer
 from rft.rollout.answerer import SingleTurn
+from rft.rollout.engine.base import EngineCheckContext
 from rft.rollout.source.base import RolloutContext
 from tests.helpers import source_context
 
 NO_THOUGHTS = PromptThoughts(StubTokenizer(1))  # of encoders without a tokenizer
+
+
+def engine_check_context(sampling: Any, **changes: Any) -> EngineCheckContext:
+    """A run of a model of text without adapters, on a CPU."""
+    run = {"engine_args": {}, "lora": None, "media": False, "device": "cpu"}
+    return EngineCheckContext(**{**run, "sampling": sampling, **changes})
 
 
 def rollout_context(

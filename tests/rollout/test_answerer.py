@@ -71,7 +71,7 @@ def test_a_source_scores_what_stands_behind_an_open_thought(template, text, righ
     reward = reward_of({"exact_match": EXACT, "tags": TAGS}, "exact_match")
     rows = [{"prompt": "2+2=", "answer": "4"}]
     context = rollout_context(SINGLE_PROCESS, sampler, encoder, rows, 1, 4, SAMPLING, 5, scoring=reward.begin)
-    batch = RolloutSource(context, redraw=None, interruption=None).next(Metrics())
+    batch = RolloutSource(RolloutSource.Options(redraw=None, interruption=None), context).next(Metrics())
     assert batch["terms", "exact_match"].tolist() == right
     assert batch["terms", "tags"].tolist() == formed
     opened = [row.get("prompt_opens") for row in fields(batch)]

@@ -1,6 +1,7 @@
 """Answers that are interrupted: what is asked of the engine, what becomes of it, and whose numbers a row holds."""
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -170,7 +171,7 @@ def with_a_model(world, prompts=8, columns=(), max_rows=64):
     encoder = Encoder(word_tokenizer(16), "none", None)
     engine = hf_engine(model(), word_tokenizer(16), max_rows)
     context = rollout_context(world, engine, encoder, ROWS, prompts, 4, NUMBERS, 5, score=words, columns=columns)
-    return RolloutSource(context, redraw=None, interruption=ForcedStop([0.4, 0.6], "w6 w7"))
+    return RolloutSource(RolloutSource.Options(redraw=None, interruption=ForcedStop([0.4, 0.6], "w6 w7")), context)
 
 
 @torch.no_grad()
@@ -182,7 +183,7 @@ def test_the_log_probabilities_of_a_row_are_those_of_one_forward_over_it(ranks):
 
     [(batch, numbers)] = ranks(1, work)
     sampled = batch["response_mask"]
-    assert set(batch.keys()) == set(RolloutSource.facts({"redraw": None, "interruption": True}).writes)
+    assert set(batch.keys()) == set(RolloutSource.Options(redraw=None, interruption=None).facts().writes)
     torch.testing.assert_close(batch["rollout_logprobs"], said(model(), batch) * sampled, rtol=0, atol=1e-5)
     ids, attended = batch["tokens", "input_ids"], batch["tokens", "attention_mask"].bool()
     interrupted = 0
@@ -241,7 +242,7 @@ def test_the_change_of_a_policy_is_measured_on_what_it_sampled(ranks):
         context = rollout_context(world, Words(), encoder, ROWS, 8, 2, NUMBERS, 5, score=words, logprobs=logprobs)
         tracking = SolveRate("right", 0.5, 0.5, keep=1.0, forget=Forget(half=0.01, least=0.0))
         options = {"tracking": tracking, "priority": None, "retire": None}
-        mine = CurriculumSource(context, redraw=None, interruption=stop, **options)
+        mine = CurriculumSource(CurriculumSource.Options(redraw=None, interruption=stop, **options), context)
         mine.next(Metrics())
         heat[0] = -5.0
         metrics = Metrics()
@@ -254,13 +255,13 @@ def test_the_change_of_a_policy_is_measured_on_what_it_sampled(ranks):
 
 def test_a_phrase_without_room_is_refused_before_a_model_is_loaded():
     encoder = Encoder(word_tokenizer(16), "none", None)
-    options = {"interruption": ForcedStop([0.5, 0.5], "w6 w7")}
-    RolloutSource.check_tokens(options, check_context(max_new_tokens=4, cap_key="a.key"), encoder)
-    RolloutSource.check_tokens({"interruption": None}, check_context(max_new_tokens=1, cap_key="a.key"), encoder)
+    options = RolloutSource.Options(redraw=None, interruption=ForcedStop([0.5, 0.5], "w6 w7"))
+    options.check_tokens(check_context(max_new_tokens=4, cap_key="a.key"), encoder)
+    replace(options, interruption=None).check_tokens(check_context(max_new_tokens=1, cap_key="a.key"), encoder)
     with pytest.raises(
         ValueError, match=r"^algorithm\.source\.interruption\.phrase has 2 tokens.* a\.key=3; .*raise a\.key "
     ):
-        RolloutSource.check_tokens(options, check_context(max_new_tokens=3, cap_key="a.key"), encoder)
+        options.check_tokens(check_context(max_new_tokens=3, cap_key="a.key"), encoder)
 
 
 def test_a_run_is_refused_by_it_and_evaluations_are_never_interrupted(tiny, monkeypatch):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rft.rollout.engine.base import Completion, Engine, EngineFacts, Request
+from rft.rollout.engine.base import Completion, Engine, EngineFacts, EngineOptions, Request
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import EngineSampler
 
@@ -14,6 +14,7 @@ class Recorder(Engine):
     """Writes every call down; a sample is the version of the weights, and weights are read to their end."""
 
     def __init__(self):
+        super().__init__(EngineOptions(), None)
         self.calls = []
         self.version = -1
 

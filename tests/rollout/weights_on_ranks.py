@@ -83,7 +83,7 @@ def engine(world: World, dtype: str, own: Any = None) -> dict[str, Any]:
     counted = Counted(world, {}, dtype=dtype)
     actor = counted.actor
     context = engine_context(actor.plain_model(), actor.tokenizer, computes=actor.strategy.dtype)
-    made = HFEngine(context, 8, own, False)
+    made = HFEngine(HFEngine.Options(max_rows=8, dtype=own, cuda_graphs=False), context)
     sampler = EngineSampler(made)
     for version in (0, 1):
         publish = partial(sampler.publish, version, actor.weights(sampler.gather_options))

@@ -13,6 +13,7 @@ from rft.data.encode.tokenizer import characters
 from rft.rollout.engine.hf import HFEngine
 from rft.setup.assembly import Job
 from tests.helpers import ALPHABET
+from tests.rollout.contexts import engine_check_context
 
 
 @pytest.fixture
@@ -261,8 +262,9 @@ def test_cuda_graphs_where_an_engine_cannot_record_them(refused, monkeypatch):
         f"{graphs}: a mistral has layers that do not attend to all tokens (sliding, linear or recurrent ones); {off}"
         in said
     )
+    options = HFEngine.Options(max_rows=8, dtype=None, cuda_graphs=True)
     with pytest.raises(ValueError, match=r"^rollout\.engine\.cuda_graphs=true: models that take media decode without"):
-        HFEngine.check({"cuda_graphs": True, "device": "cuda", "media": True}, None)
+        options.check(engine_check_context(None, device="cuda", media=True))
 
 
 def test_cuda_where_there_is_none(refused, monkeypatch):

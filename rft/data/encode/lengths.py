@@ -23,6 +23,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
+from rft.conditions import fields_of
 from rft.data.base import GivenTexts, SourceContext
 from rft.data.encode import continuation, masks, parts, processor, templates, truncation
 from rft.data.encode import encoder as encode
@@ -94,7 +95,7 @@ class Lengths:
                 counted.append((*tokens, *(fates.pop(fate, 0) for fate in masks.FATES)))
             return counted
 
-        made_of = (_code(given.source), dict(given.options))
+        made_of = (_code(given.source), fields_of(given.options))
         known = self._known(rows, lambda row: row, made_of, count, 3 + len(masks.FATES))
         return TextTokens(known[:, 0], known[:, 1], known[:, 2], known[:, 3:])
 

@@ -1,7 +1,7 @@
 """Batches of given preferences: pairs of a better and a worse response, or single responses that are good or bad."""
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -9,8 +9,8 @@ from tensordict import TensorDict
 
 from rft.batch.collate import collate
 from rft.batch.columns import GIVEN_COLUMNS
-from rft.data.base import CheckContext, SourceContext, SourceFacts
-from rft.data.given.supervised import DatasetSource, given_facts, supervised_row
+from rft.data.base import CheckContext, GivenSource, SourceContext, SourceFacts, SourceOptions
+from rft.data.given.supervised import DatasetOptions, given_facts, row_number, supervised_row
 from rft.data.rows.lazy import Row, located
 from rft.data.rows.stream import StreamedRows
 from rft.metrics import Metrics
@@ -19,47 +19,72 @@ ONE_PROMPT = "all rows {} (KTO compares a response with one to another prompt)"
 TRUTHS = {"true": True, "1": True, "false": False, "0": False}  # spellings in text files
 
 
-class PairSource(DatasetSource):
-    """Draws pairs: a prompt with a chosen and a rejected response, two rows that train and stay together.
+@dataclass(frozen=True, kw_only=True)
+class PairOptions(SourceOptions):
+    """Options of `PairSource`.
 
-    Args:
-        context: the context of the stage; `prompts` is the number of pairs of a step.
+    Attributes:
         chosen, rejected: the fields that hold the two responses.
         margin: the field with a number that states how much better the chosen response is, or null.
         weight: the field with a number from 0 on that says what a pair counts in the loss beside the others, or null.
     """
 
-    def __init__(
-        self, context: SourceContext, *, chosen: str, rejected: str, margin: str | None, weight: str | None = None
-    ) -> None:
-        super().__init__(context, response=chosen, weight=weight)
-        self._rejected = rejected
-        self._margin = margin
+    chosen: str
+    rejected: str
+    margin: str | None
+    weight: str | None = None
 
-    @classmethod
-    def facts(cls, options: Mapping[str, Any]) -> SourceFacts:
-        """See `Source.facts`."""
-        margin = options["margin"]
+    def facts(self) -> SourceFacts:
+        margin = self.margin
         writes = (*GIVEN_COLUMNS, "chosen", *(("margin",) if margin is not None else ()))
-        fields = ("prompt", options["chosen"], options["rejected"], *((margin,) if margin is not None else ()))
-        return given_facts(options, fields, writes)
+        fields = ("prompt", self.chosen, self.rejected, *((margin,) if margin is not None else ()))
+        return given_facts(self.weight, fields, writes)
 
-    @classmethod
-    def check(cls, options: Mapping[str, Any], context: CheckContext) -> None:
+    def check(self, context: CheckContext) -> None:
         """Checks that a function reads the margin, if there is one."""
-        if options["margin"] is not None and context.reads is not None and "margin" not in context.reads:
-            raise ValueError(f"{context.key}.margin={options['margin']}: no function reads 'margin'; set it to null")
+        if self.margin is not None and context.reads is not None and "margin" not in context.reads:
+            raise ValueError(f"{context.key}.margin={self.margin}: no function reads 'margin'; set it to null")
+
+
+class PairSource(GivenSource):
+    """Draws pairs: a prompt with a chosen and a rejected response, two rows that train and stay together."""
+
+    Options = PairOptions
+    options: PairOptions
 
     def texts(self, position: int, row: dict[str, Any]) -> list[dict[str, Any]]:
         """The two rows of a pair, the chosen one first."""
-        margin = {} if self._margin is None else {"margin": _number(row[self._margin], self._margin)}
+        options, encoder = self.options, self.context.encoder
+        margin = {} if options.margin is None else {"margin": row_number(row, "margin", options.margin)}
         return [
-            self._example(position, row, row[field]) | {"chosen": chosen} | margin
-            for field, chosen in ((self._response, True), (self._rejected, False))
+            supervised_row(encoder, position, row, row[field], options.weight) | {"chosen": chosen} | margin
+            for field, chosen in ((options.chosen, True), (options.rejected, False))
         ]
 
 
-class LabelledSource(DatasetSource):
+@dataclass(frozen=True, kw_only=True)
+class LabelledOptions(DatasetOptions):
+    """Options of `LabelledSource`.
+
+    Attributes:
+        label: the field that is true if the response is good.
+    """
+
+    label: str
+
+    def facts(self) -> SourceFacts:
+        fields = ("prompt", self.response, self.label)
+        return given_facts(self.weight, fields, (*GIVEN_COLUMNS, "label", "mismatched"))
+
+    def check(self, context: CheckContext) -> None:
+        """Checks that a step has at least two responses, which mismatched rows need."""
+        if context.prompts == 1:
+            raise ValueError(
+                "batch.prompts=1: a mismatched row takes the response of another row of the step; set it to 2 or more"
+            )
+
+
+class LabelledSource(GivenSource):
     """Draws responses that are labelled good or bad, each with a mismatched row: its prompt with another response.
 
     A mismatched row does not train. The loss uses it to estimate the KL divergence between the policy and the reference
@@ -67,78 +92,49 @@ class LabelledSource(DatasetSource):
     the last row comes the first. If all rows of the step have one prompt, it is that of the next such row of the data.
     A mismatched row with too many tokens is cut, whatever `data.overlong` says.
 
-    Args:
-        context: the context of the stage; `prompts` is the number of responses of a step.
-        response: the field that holds the response.
-        label: the field that is true if the response is good.
-        weight: as of `DatasetSource`.
-
     Raises:
         ValueError: all rows of the data set have one prompt.
     """
 
-    def __init__(self, context: SourceContext, *, response: str, label: str, weight: str | None = None) -> None:
-        super().__init__(context, response=response, weight=weight)
-        self._label = label
+    Options = LabelledOptions
+    options: LabelledOptions
+
+    def __init__(self, options: LabelledOptions, context: SourceContext) -> None:
+        super().__init__(options, context)
         rows = context.rows
         if not isinstance(rows, StreamedRows) and all(row["prompt"] == rows[0]["prompt"] for row in rows):
             raise ValueError(ONE_PROMPT.format("have one prompt; add rows with others"))
 
-    @classmethod
-    def facts(cls, options: Mapping[str, Any]) -> SourceFacts:
-        """See `Source.facts`."""
-        fields = ("prompt", options["response"], options["label"])
-        return given_facts(options, fields, (*GIVEN_COLUMNS, "label", "mismatched"))
-
-    @classmethod
-    def check(cls, options: Mapping[str, Any], context: CheckContext) -> None:
-        """Checks that a step has at least two responses, which mismatched rows need."""
-        if context.prompts == 1:
-            raise ValueError(
-                "batch.prompts=1: a mismatched row takes the response of another row of the step; set it to 2 or more"
-            )
-
     def next(self, metrics: Metrics) -> TensorDict:
         """This rank's responses of the next step, each followed by its mismatched row."""
-        taken = self._row_sampler.take(self._prompts)
+        context = self.context
+        taken = self.row_sampler.take(context.prompts)
         rows = []
-        for place in range(self._world.rank, len(taken), self._world.size):
+        for place in range(len(taken))[context.share]:
             position, own = taken[place]
-            row = self._rows[own]
-            with located(self._rows, own):
+            row = context.rows[own]
+            with located(context.rows, own):
                 [labelled] = self.texts(position, row)
                 following = (taken[(place + more) % len(taken)][1] for more in range(1, len(taken)))
-                response = self._of_another_prompt(row, following, own)[self._response]
-                mismatched = supervised_row(self._encoder, position, row, response, "truncate")
+                response = self._of_another_prompt(row, following, own)[self.options.response]
+                mismatched = supervised_row(context.encoder, position, row, response, overlong="truncate")
                 rows += [labelled, labelled | mismatched | {"mismatched": True}]
         return collate(rows)
 
     def texts(self, position: int, row: dict[str, Any]) -> list[dict[str, Any]]:
         """The row itself, without a mismatched one."""
-        label = _truth(row[self._label], self._label)
-        return [self._example(position, row, row[self._response]) | {"label": label, "mismatched": False}]
+        options, label = self.options, _truth(row[self.options.label], self.options.label)
+        made = supervised_row(self.context.encoder, position, row, row[options.response], options.weight)
+        return [made | {"label": label, "mismatched": False}]
 
     def _of_another_prompt(self, row: Row, following: Iterable[int], own: int) -> Row:
         """The first row of those that follow in the step, or else in the data set, with another prompt."""
-        streams = isinstance(self._rows, StreamedRows)
-        elsewhere = () if streams else chain(range(own + 1, len(self._rows)), range(own))
+        rows = self.context.rows
+        elsewhere = () if isinstance(rows, StreamedRows) else chain(range(own + 1, len(rows)), range(own))
         for number in chain(following, elsewhere):
-            if (other := self._rows[number])["prompt"] != row["prompt"]:
+            if (other := rows[number])["prompt"] != row["prompt"]:
                 return other
         raise ValueError(ONE_PROMPT.format("of a step have one prompt; raise batch.prompts"))
-
-
-def _number(value: Any, field: str) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise ValueError(
-            f"algorithm.source.margin={field}: {value!r:.60} in that field of a row is not a finite number; name "
-            "another field"
-        )
-    return number
 
 
 def _truth(value: Any, field: str) -> bool:

@@ -1,51 +1,57 @@
 """Batches of given answers in which every step has a label."""
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from rft.batch.columns import SOURCE_COLUMNS
-from rft.data.base import CheckContext, SourceContext, SourceFacts
-from rft.data.given.supervised import DatasetSource, given_row
+from rft.data.base import CheckContext, GivenSource, SourceFacts, SourceOptions
+from rft.data.given.supervised import given_row
 
 
-class StepSource(DatasetSource):
-    """Draws answers in steps; the last token of each step trains, and has the label of the step.
+@dataclass(frozen=True, kw_only=True)
+class StepOptions(SourceOptions):
+    """Options of `StepSource`.
 
-    Rows have TRL's stepwise supervision format: `{prompt, completions: [step, ...], labels: [true, ...]}`.
-
-    Args:
-        context: the context of the stage; `prompts` is the number of answers of a step.
+    Attributes:
         steps: the field that holds the texts of the steps.
         labels: the field with a label for each step: true or false, or a number from 0 to 1.
         separator: the text after every step.
     """
 
-    def __init__(self, context: SourceContext, *, steps: str, labels: str, separator: str) -> None:
-        super().__init__(context, response=steps)
-        self._labels = labels
-        self._separator = separator
+    steps: str
+    labels: str
+    separator: str
 
-    @classmethod
-    def facts(cls, options: Mapping[str, Any]) -> SourceFacts:
-        """See `Source.facts`."""
-        fields = ("prompt", options["steps"], options["labels"])
+    def facts(self) -> SourceFacts:
+        fields = ("prompt", self.steps, self.labels)
         return SourceFacts((*SOURCE_COLUMNS, "step_labels"), fields, sampled="never")
 
-    @classmethod
-    def check(cls, options: Mapping[str, Any], context: CheckContext) -> None:
+    def check(self, context: CheckContext) -> None:
         """Checks that the separator is not empty."""
-        if not options["separator"]:
+        if not self.separator:
             raise ValueError(f"{context.key}.separator is empty: steps need a separator; set it to a text")
 
-    def _example(self, position: int, row: dict[str, Any], response: Any) -> dict[str, Any]:
-        ids, ends = self._encoder.steps(row, response, self._separator)
+
+class StepSource(GivenSource):
+    """Draws answers in steps; the last token of each step trains, and has the label of the step.
+
+    Rows have TRL's stepwise supervision format: `{prompt, completions: [step, ...], labels: [true, ...]}`.
+    """
+
+    Options = StepOptions
+    options: StepOptions
+
+    def texts(self, position: int, row: dict[str, Any]) -> list[dict[str, Any]]:
+        steps, name = row[self.options.steps], self.options.labels
+        ids, ends = self.context.encoder.steps(row, steps, self.options.separator)
         column = torch.zeros(len(ids))  # (T,)
-        labels = step_labels(row[self._labels], len(response), f"algorithm.source.labels={self._labels}")
+        labels = step_labels(row[name], len(steps), f"algorithm.source.labels={name}")
         column[ends] = torch.tensor(labels[: len(ends)])
         trained = set(ends)
-        return given_row(position, row, ids, [index in trained for index in range(len(ids))]) | {"step_labels": column}
+        made = given_row(position, row, ids, [index in trained for index in range(len(ids))])
+        return [made | {"step_labels": column}]
 
 
 def step_labels(labels: Any, count: int, where: str) -> list[float]:

@@ -54,7 +54,7 @@ def run(config: dict[str, Any], console: Console) -> float:
     """
     job = DoctorJob(config)
     run = job.run
-    job.source.options = job.source.factory.always_sampled(job.source.options)
+    job.source.options = job.source.options.always_sampled()
     if given_texts(job.source.factory, job.source.options) is not None:
         raise ValueError(
             f"mode=doctor: algorithm={run.algorithm.name} has no step with sampled texts only; choose another algorithm"

@@ -25,7 +25,7 @@ from rft.registry import Target
 from rft.reward.models.base import ModelTerm
 from rft.rollout.sampler import EngineSampler, Sampler
 from rft.setup.assembly import Changes, Job
-from rft.setup.constraints import check_engine_model, check_ranks
+from rft.setup.constraints import check_ranks
 from rft.setup.datasets import Datasets
 from rft.setup.loadable import check_loadable
 from rft.setup.schema import Data, Plan, Rollout
@@ -88,7 +88,7 @@ class PlanJob(Job):
             # a new model has the vocabulary size of the tokenizer
             self._vocabulary = 0 if self.run.actor["model_config"] is None else vocabulary_size(self.tokenizer.build())
         # A sampled step holds everything that a step of given texts does, and more.
-        self.source.options = self.source.factory.always_sampled(self.source.options)
+        self.source.options = self.source.options.always_sampled()
 
     @part
     def ranks(self) -> int:
@@ -118,7 +118,7 @@ class PlanJob(Job):
     def _context_of_model(self) -> Iterator[Check]:
         if (config := self.if_made(lambda: self.planned_config)) is not None:
             yield lambda: _check_prompt_tokens(self.run.plan, self.run.rollout, config)
-            yield lambda: check_engine_model(self.engine, config)
+            yield lambda: self.engine.options.check_model(config)
 
     def _read(self) -> None:
         """Reads the data to find the longest prompt."""

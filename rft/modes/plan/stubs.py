@@ -15,7 +15,7 @@ from rft.batch.thoughts import PromptThoughts
 from rft.data.encode.encoder import Encoder, Example
 from rft.data.encode.truncation import Overlong
 from rft.data.encode.unknown import UnknownCharacters
-from rft.rollout.engine.base import Completion, Engine, OnCompletion, Request
+from rft.rollout.engine.base import Completion, Engine, EngineOptions, OnCompletion, Request
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import Sampler
 from rft.strategy.gather import GatherOptions
@@ -67,11 +67,9 @@ class StubEncoder(Encoder):
         self.answer_tokens = answer
 
     def prompts(self, rows: Sequence[Mapping[str, Any]]) -> list[EncodedText]:
-        """See `Encoder.prompts`."""
         return [EncodedText([0] * self.prompt_tokens)] * len(rows)
 
     def weighted_example(self, row: Mapping[str, Any], overlong: Overlong | None = None) -> Example:
-        """See `Encoder.weighted_example`."""
         weights = [0.0] * self.prompt_tokens + [1.0] * self.answer_tokens
         return EncodedText([0] * len(weights)), weights
 
@@ -93,6 +91,7 @@ class StubEngine(Engine):
     """
 
     def __init__(self, gather_options: GatherOptions) -> None:
+        super().__init__(EngineOptions(), None)
         self.gather_options = gather_options
 
     def generate(
@@ -127,7 +126,6 @@ class StubSampler(Sampler):
     def generate(
         self, requests: list[Request], sampling: Sampling, on_completion: OnCompletion | None = None
     ) -> list[list[Completion]]:
-        """See `Sampler.generate`."""
         most = min(self.encoder.answer_tokens, sampling.max_new_tokens)
 
         def answer(sample: int, limit: int) -> Completion:
@@ -145,7 +143,6 @@ class StubSampler(Sampler):
         self.own.publish(version, weights, model)
 
     def release(self) -> None:
-        """See `Sampler.release`."""
         self.own.release()
 
 

@@ -125,38 +125,98 @@ class EngineContext:
         return forbidden_tokens(len(self.model.get_output_embeddings().weight), self.tokenizer, self.media)
 
 
+@dataclass(frozen=True)
+class EngineCheckContext:
+    """What an engine checks its options against, before a model is loaded.
+
+    Attributes:
+        engine_args: `rollout.engine_args` of the config.
+        lora: `actor.lora` of the config, or None.
+        media: whether the policy has a processor.
+        device: of the strategy: cpu, cuda or auto.
+        sampling: how training samples.
+    """
+
+    engine_args: dict[str, Any]
+    lora: Lora | None
+    media: bool
+    device: str
+    sampling: Sampling
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """The options of an engine, and what follows from them before one is built."""
+
+    def check(self, context: EngineCheckContext) -> None:
+        """Checks the options against the run, before a model is loaded.
+
+        Raises:
+            ValueError: the engine does not support them; names the key and the cure.
+        """
+
+    def check_model(self, config: PreTrainedConfig) -> None:
+        """Checks that the engine can run the policy, before its weights are read.
+
+        Args:
+            config: of the policy.
+
+        Raises:
+            ValueError: it cannot; names the key and the cure.
+        """
+
+    def check_here(self) -> None:
+        """Checks that this machine has what the engine needs. `mode=plan`, which may run elsewhere, does not call it.
+
+        Raises:
+            ValueError: a package or a program is missing; names the key and the cure.
+        """
+
+    def compute_dtype(self, engine_args: dict[str, Any], trainer: str) -> str:
+        """The name of the dtype in which the engine computes.
+
+        Args:
+            engine_args: `rollout.engine_args` of the config.
+            trainer: the name of the dtype in which the trainer computes.
+        """
+        return str(engine_args.get("dtype", trainer))
+
+    def unread(self) -> dict[str, str]:
+        """The keys below `rollout` that an engine with these options does not read, and why."""
+        return {}
+
+
 class Engine(ABC):
     """Samples tokens with weights that it is given.
 
-    A class that implements this can be named in `rollout.engine._target_`. Its constructor takes the run's
-    `EngineContext` as `context`, if it needs one, and its own options, which are the other keys of `rollout.engine`.
-    A subclass must write `generate` and `update_weights`. All other methods have a default.
+    A class that implements this can be named in `rollout.engine._target_`. The other keys of `rollout.engine` are the
+    fields of the dataclass that it names as its `Options`. A subclass must write `generate` and `update_weights`. All
+    other methods have a default.
 
     The calls come in this order: `wake("weights")`, `update_weights`, `wake("kv_cache")`, any number of `generate`,
     `sleep`, and again from the start. `close` comes last. All ranks make the same calls, but for the arguments of
     `generate`.
 
+    Args:
+        options: of the yaml.
+        context: of the run.
+
     Attributes:
+        Options: the dataclass of the options.
+        options, context: as given.
         facts: what is true of every engine of the class.
         gather_options: how `update_weights` takes the weights of a sharded model; by default whole, as they are, on
             every rank.
     """
 
+    Options: ClassVar[type[EngineOptions]] = EngineOptions
     facts: ClassVar[EngineFacts] = EngineFacts()
     gather_options: GatherOptions = WHOLE
+    context: EngineContext
 
-    @classmethod
-    def check(cls, options: dict[str, Any], sampling: Sampling) -> None:
-        """Checks the options before a model is loaded.
-
-        Args:
-            options: the engine's own options, `engine_args` (`rollout.engine_args`), `lora` (`actor.lora` or None),
-                `media` (whether the policy has a processor) and `device` (of the strategy: cpu, cuda or auto).
-            sampling: how training samples.
-
-        Raises:
-            ValueError: the engine does not support them; names the key and the cure.
-        """
+    def __init__(self, options: Any, context: Any) -> None:
+        self.options = options
+        self.context = context
 
     @classmethod
     def check_sampling(cls, sampling: Sampling, logprobs: bool) -> None:
@@ -168,44 +228,6 @@ class Engine(ABC):
 
         Raises:
             ValueError: it cannot; the message begins with the option (`top_p=0.9: ...`), without its node.
-        """
-
-    @classmethod
-    def check_model(cls, options: dict[str, Any], config: PreTrainedConfig) -> None:
-        """Checks that the engine can run the policy, before its weights are read.
-
-        Args:
-            options: the engine's own options.
-            config: of the policy.
-
-        Raises:
-            ValueError: it cannot; names the key and the cure.
-        """
-
-    @classmethod
-    def compute_dtype(cls, options: dict[str, Any], trainer: str) -> str:
-        """The name of the dtype in which the engine computes.
-
-        Args:
-            options: as for `check`.
-            trainer: the name of the dtype in which the trainer computes.
-        """
-        return str(options["engine_args"].get("dtype", trainer))
-
-    @classmethod
-    def unread(cls, options: dict[str, Any]) -> dict[str, str]:
-        """The keys below `rollout` that an engine with these options does not read, and why."""
-        return {}
-
-    @classmethod
-    def check_here(cls, options: dict[str, Any]) -> None:
-        """Checks that this machine has what the engine needs. `mode=plan`, which may run elsewhere, does not call it.
-
-        Args:
-            options: the engine's own options.
-
-        Raises:
-            ValueError: a package or a program is missing; names the key and the cure.
         """
 
     @abstractmethod

@@ -4,8 +4,9 @@ Left out: paged storage, and rows that join a running batch (rows above `max_row
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from tensordict import TensorDict
@@ -21,7 +22,16 @@ from rft.actor.model import end_tokens, expanded_zero
 from rft.batch.encoded import EncodedText, as_encoded
 from rft.batch.media import concat_media
 from rft.ranges import PositiveInt
-from rft.rollout.engine.base import Completion, Engine, EngineContext, EngineFacts, OnCompletion, Request
+from rft.rollout.engine.base import (
+    Completion,
+    Engine,
+    EngineCheckContext,
+    EngineContext,
+    EngineFacts,
+    EngineOptions,
+    OnCompletion,
+    Request,
+)
 from rft.rollout.engine.decoding.column_weights import ColumnWeights
 from rft.rollout.engine.decoding.cuda_graph import refusal
 from rft.rollout.engine.decoding.decoder import Decoder, StaticDecoder
@@ -38,71 +48,66 @@ PREFILL_TOKENS = 16384  # most tokens of one forward over prompts, padding inclu
 FULLNESS = 0.875  # a batch with a smaller share of live rows is compacted
 
 
+@dataclass(frozen=True, kw_only=True)
+class HFOptions(EngineOptions):
+    """Options of `HFEngine`.
+
+    Attributes:
+        max_rows: most rows decoded at once; more is faster and takes more memory for keys and values.
+        dtype: of the weights and of what they compute, but for the logits, which are float32; null: the dtype in which
+            the trainer computes.
+        cuda_graphs: a GPU replays decode steps as CUDA graphs; for models of text whose layers attend to all tokens.
+    """
+
+    max_rows: PositiveInt
+    dtype: Literal["float32", "bfloat16", "float16"] | None
+    cuda_graphs: bool
+
+    def check(self, context: EngineCheckContext) -> None:
+        if self.cuda_graphs and context.device == "cpu":
+            raise refusal("strategy.device=cpu has no CUDA graphs")
+        if self.cuda_graphs and context.media:
+            raise refusal("models that take media decode without, and actor/processor=none takes none")
+
+    def check_here(self) -> None:
+        if self.cuda_graphs and not torch.cuda.is_available():
+            raise refusal("torch finds no GPU")
+
+    def check_model(self, config: PreTrainedConfig) -> None:
+        if self.cuda_graphs and (reason := step_obstacle(meta_model(config))) is not None:
+            raise refusal(reason)
+
+    def compute_dtype(self, engine_args: dict[str, Any], trainer: str) -> str:
+        return self.dtype or trainer
+
+
 class HFEngine(Engine):
     """Samples from a causal language model of transformers, in this process.
 
     While it is awake, every rank holds all weights in `dtype`; asleep, none. It does not sample from the shards, since
-    that would gather every block once for each token.
-
-    Args:
-        context: of the run. `update_weights` replaces the parameters of its model.
-        max_rows: most rows decoded at once; more is faster and takes more memory for keys and values.
-        dtype: of the weights and of what they compute, but for the logits, which are float32; null: the dtype in which
-            the trainer computes.
+    that would gather every block once for each token. `update_weights` replaces the parameters of `context.model`.
     """
 
+    Options: ClassVar[type[EngineOptions]] = HFOptions
     facts = EngineFacts(plain_torch=True, takes_media=True)
+    options: HFOptions
 
-    def __init__(
-        self,
-        context: EngineContext,
-        max_rows: PositiveInt,
-        dtype: Literal["float32", "bfloat16", "float16"] | None,
-        cuda_graphs: bool,
-    ) -> None:
-        self.dtype = context.dtype if dtype is None else DTYPES[dtype]
+    def __init__(self, options: HFOptions, context: EngineContext) -> None:
+        super().__init__(options, context)
+        self.dtype = context.dtype if options.dtype is None else DTYPES[options.dtype]
         self.gather_options = GatherOptions(self.dtype)
         self.model = context.model.eval().requires_grad_(False)
         on_cpu = (context.device_type or self.model.device.type) == "cpu"
         wide = self.dtype.itemsize >= torch.float32.itemsize  # a CPU reorders weights of fewer bits in every product
         self.columns = ColumnWeights(linear_groups(self.model) if on_cpu and wide else [])
-        self.fuses = on_cpu and wide and not cuda_graphs and context.media is None and can_fuse(self.model)
+        self.fuses = on_cpu and wide and not options.cuda_graphs and context.media is None and can_fuse(self.model)
         self.sleep()
         head = self.model.get_output_embeddings()
         logits = partial(float32_logits, head) if self.dtype.itemsize < torch.float32.itemsize else head.forward
         vars(head)["forward"] = lambda states: logits(states[:, -1:])  # not every class takes `logits_to_keep`
-        self.tokenizer = context.tokenizer
-        self.media = context.media
         self.forbidden = context.forbidden
-        self.max_rows = max_rows
-        self.cuda_graphs = cuda_graphs
         self.version = 0
-        self.ends = end_tokens(self.model, self.tokenizer)
-
-    @classmethod
-    def check(cls, options: dict[str, Any], sampling: Sampling) -> None:
-        """See `Engine.check`."""
-        if options["cuda_graphs"] and options["device"] == "cpu":
-            raise refusal("strategy.device=cpu has no CUDA graphs")
-        if options["cuda_graphs"] and options["media"]:
-            raise refusal("models that take media decode without, and actor/processor=none takes none")
-
-    @classmethod
-    def check_here(cls, options: dict[str, Any]) -> None:
-        """See `Engine.check_here`."""
-        if options["cuda_graphs"] and not torch.cuda.is_available():
-            raise refusal("torch finds no GPU")
-
-    @classmethod
-    def check_model(cls, options: dict[str, Any], config: PreTrainedConfig) -> None:
-        """See `Engine.check_model`."""
-        if options["cuda_graphs"] and (reason := step_obstacle(meta_model(config))) is not None:
-            raise refusal(reason)
-
-    @classmethod
-    def compute_dtype(cls, options: dict[str, Any], trainer: str) -> str:
-        """See `Engine.compute_dtype`."""
-        return str(options["dtype"] or trainer)
+        self.ends = end_tokens(self.model, context.tokenizer)
 
     def sleep(self) -> None:
         """Drops the weights: each parameter is one zero, expanded to its shape."""
@@ -139,7 +144,7 @@ class HFEngine(Engine):
         self.model.eval()
         found: dict[tuple[int, int], Completion] = {}
         with self.columns.filled():
-            for wave in waves(requests, self.max_rows):
+            for wave in waves(requests, self.options.max_rows):
                 rows = [(request, index) for request, samples in wave for index in samples]
                 prompts = [as_encoded(requests[request].prompt) for request, _ in wave]
                 seeds = [requests[request].seeds[index] for request, index in rows]
@@ -167,7 +172,7 @@ class HFEngine(Engine):
         decoder = self._begin(prompts, copies, seeds, limits, sampling)
         rows = decoder.rows
         ends = torch.tensor(self.ends, device=self.model.device, dtype=torch.int64)
-        stops = StopStrings(self.tokenizer, sampling.stop, len(seeds)) if sampling.stop else None
+        stops = StopStrings(self.context.tokenizer, sampling.stop, len(seeds)) if sampling.stop else None
         start, left = 0, len(seeds)
         while left > 0:
             for _ in range(min(decoder.ahead, rows.most - decoder.drawn)):
@@ -185,7 +190,7 @@ class HFEngine(Engine):
                 lengths = (start + places + 1).tolist()
                 for row, length, ids, numbers in zip(finished.tolist(), lengths, *texts, strict=True):
                     sampled = (ids[:length], numbers[:length], [self.version] * length)
-                    yield row, make_completion(self.tokenizer, self.ends, sampling.stop, *sampled)
+                    yield row, make_completion(self.context.tokenizer, self.ends, sampling.stop, *sampled)
                 left -= len(done)
                 rows.live[done] = False
                 if left > 0 and (size := decoder.rows_for(left)) < FULLNESS * len(rows):
@@ -202,7 +207,7 @@ class HFEngine(Engine):
         padding = [longest - len(prompt) for prompt, count in zip(prompts, copies, strict=True) for _ in range(count)]
         rows = Rows.of(padding, seeds, limits, deltas, logits.device)
         forbidden = forbidden_logits(self.forbidden, logits.shape[-1], logits.device)
-        kind = StaticDecoder if self.cuda_graphs else Decoder
+        kind = StaticDecoder if self.options.cuda_graphs else Decoder
         fused = FusedStep(self.model, self.columns) if self.fuses else None
         decoder = kind(self.model, cache, rows, longest, sampling, forbidden, fused)
         decoder.take(logits.repeat_interleave(samples, dim=0), sampling.first())
@@ -226,7 +231,7 @@ class HFEngine(Engine):
                 columns = torch.arange(longest, device=device) - padding[:, None]  # (P, T)
                 masks = {"attention_mask": columns >= 0, "position_ids": columns.clamp(min=0)}
             shift = torch.zeros(len(part), 1, dtype=torch.int64, device=device)  # (P, 1)
-            if self.media is not None:
+            if self.context.media is not None:
                 masks, shift = self._with_media([prompts[i] for i in part], ids, masks, shift)
             shifts.append(shift)
             cache = make_cache(self.model.config)
@@ -240,14 +245,14 @@ class HFEngine(Engine):
                 "sampled. Likely causes: the model's folder is damaged, actor.optimizer.lr or "
                 "actor.optimizer.max_grad_norm is too high, or the loss has no bound"
             )
-        deltas = None if self.media is None else torch.cat(shifts).repeat_interleave(samples, dim=0)
+        deltas = None if self.context.media is None else torch.cat(shifts).repeat_interleave(samples, dim=0)
         return expand(caches, [samples[part.start : part.stop] for part in parts]), last, deltas
 
     def _with_media(
         self, prompts: list[EncodedText], ids: Tensor, masks: dict[str, Tensor], shift: Tensor
     ) -> tuple[dict[str, Tensor], Tensor]:
         """The inputs of a forward over prompts (P, T) beside their ids, and the shift (P, 1) of later positions."""
-        assert self.media is not None
+        assert self.context.media is not None
         names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
         columns = {
             name: torch.tensor(
@@ -256,7 +261,7 @@ class HFEngine(Engine):
             for name in names
         }
         media = concat_media(TensorDict(dict(prompt.media or {}), batch_size=[]) for prompt in prompts)
-        inputs = MediaInputs(media, self.media).all_tensors(self.dtype, ids.device)
+        inputs = MediaInputs(media, self.context.media).all_tensors(self.dtype, ids.device)
         mask = masks.get("attention_mask", torch.ones_like(ids))
         own = own_positions(self.model.base_model, columns | {"input_ids": ids}, inputs, mask)
         if own is not None:

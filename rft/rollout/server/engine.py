@@ -11,6 +11,7 @@ import sys
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from math import nan
 from typing import Any, ClassVar
 
@@ -25,7 +26,16 @@ from rft.remote.http_client import ServerClient
 from rft.remote.load_balancer import LoadBalancer
 from rft.remote.requests import Server
 from rft.remote.server_process import LOCAL, ServerProcess, free_port
-from rft.rollout.engine.base import Completion, Engine, EngineContext, EngineFacts, OnCompletion, Request
+from rft.rollout.engine.base import (
+    Completion,
+    Engine,
+    EngineCheckContext,
+    EngineContext,
+    EngineFacts,
+    EngineOptions,
+    OnCompletion,
+    Request,
+)
 from rft.rollout.engine.expanded import check_expanded
 from rft.rollout.engine.model_folder import write_model_folder
 from rft.rollout.engine.sampling import Sampling
@@ -39,21 +49,38 @@ from rft.rollout.server.weights.version import WeightVersion
 from rft.strategy.gather import GatherOptions
 
 
-class ServersEngine(Engine):
-    """Samples with servers of one kind, which the run starts or which run already; a subclass implements `server_api`.
+@dataclass(frozen=True, kw_only=True)
+class ServersOptions(EngineOptions):
+    """Options of `ServersEngine`.
 
     Attributes:
-        sleep_arguments: engine arguments that servers with a GPU need to be able to sleep.
-
-    Args:
-        context: of the run. Servers must be able to read its folder, and its `engine_args` become flags of the servers
-            that the run starts.
         servers: their addresses or number, and deadlines.
     """
 
+    servers: Servers
+
+    def check(self, context: EngineCheckContext) -> None:
+        self.servers.check_dtype(context.engine_args)
+
+    def unread(self) -> dict[str, str]:
+        reason = f"{KEY}.count=0: the run starts no server, and running servers have their own flags"
+        return {"engine_args": reason} if self.servers.count == 0 else {}
+
+
+class ServersEngine(Engine):
+    """Samples with servers of one kind, which the run starts or which run already; a subclass implements `server_api`.
+
+    Servers must be able to read the folder of the run. `rollout.engine_args` become flags of those that the run starts.
+
+    Attributes:
+        sleep_arguments: engine arguments that servers with a GPU need to be able to sleep.
+    """
+
+    Options: ClassVar[type[EngineOptions]] = ServersOptions
     facts = EngineFacts(takes_arguments=True, takes_media=True, has_processor=True, servers=True)
     sleep_arguments: ClassVar[dict[str, Any]] = {}
     gather_options = GatherOptions(sharded=True)
+    options: ServersOptions
 
     @staticmethod
     @abstractmethod
@@ -68,17 +95,9 @@ class ServersEngine(Engine):
             forbidden: ids that the servers never sample; see `forbidden_tokens`.
         """
 
-    @classmethod
-    def unread(cls, options: dict[str, Any]) -> dict[str, str]:
-        """See `Engine.unread`."""
-        reason = f"{KEY}.count=0: the run starts no server, and running servers have their own flags"
-        return {"engine_args": reason} if options["servers"].count == 0 else {}
-
-    def __init__(
-        self,
-        context: EngineContext,
-        servers: Servers,
-    ) -> None:
+    def __init__(self, options: ServersOptions, context: EngineContext) -> None:
+        super().__init__(options, context)
+        servers = options.servers
         world, model, tokenizer = context.world, context.model, context.tokenizer
         if servers.count and int(os.environ.get("LOCAL_WORLD_SIZE", world.size)) < world.size:
             raise ValueError(
@@ -86,14 +105,11 @@ class ServersEngine(Engine):
                 f"are reachable from one machine only; start them with mode=serve and give {KEY}.addresses"
             )
         self.version = 0
-        self._world = world
-        self._tokenizer = tokenizer
         self._ends = end_tokens(model, tokenizer)
         self._names = checkpoint_names(model)
         self._vocabulary = model.config.get_text_config().vocab_size
         arguments = self.arguments(context.engine_args, servers)
         self._server_api = self.server_api(arguments, context.media, context.forbidden)
-        self._options = servers
         self._counts: Counter[str] = Counter()
         self._sent = 0
         self._loop = EventLoop("servers")
@@ -119,14 +135,7 @@ class ServersEngine(Engine):
         atexit.register(self.close)
 
     @classmethod
-    def check(cls, options: dict[str, Any], sampling: Sampling) -> None:
-        """See `Engine.check`."""
-        cls.server_api(options["engine_args"])  # checks the arguments
-        options["servers"].check_dtype(options["engine_args"])
-
-    @classmethod
     def check_sampling(cls, sampling: Sampling, logprobs: bool) -> None:
-        """See `Engine.check_sampling`."""
         api = cls.server_api({})
         api.check(sampling)
         if logprobs and (message := api.unknown_logprobs(sampling)):
@@ -147,26 +156,26 @@ class ServersEngine(Engine):
             OtherPrompt: a server expands a prompt with media to other tokens than the trainer reads.
         """
         found: dict[tuple[int, int], Completion] = {}
-        unknown = bool(self._server_api.unknown_logprobs(sampling))
+        tokenizer, unknown = self.context.tokenizer, bool(self._server_api.unknown_logprobs(sampling))
 
         def finish(request: int, sample: int, answer: Sampled) -> None:
             prompt = requests[request].prompt
             if as_encoded(prompt).raw is not None:
-                check_expanded(request, prompt, answer.prompt or [], self._tokenizer)
+                check_expanded(request, prompt, answer.prompt or [], tokenizer)
             logprobs = [nan] * len(answer.tokens) if unknown else answer.logprobs
             versions = [self.version] * len(answer.tokens)
-            completion = make_completion(self._tokenizer, self._ends, sampling.stop, answer.tokens, logprobs, versions)
+            completion = make_completion(tokenizer, self._ends, sampling.stop, answer.tokens, logprobs, versions)
             found[request, sample] = completion
             if on_completion is not None:
                 on_completion(request, sample, completion)
 
         balancer = LoadBalancer(
-            who=f"rank {self._world.rank}",
+            who=f"rank {self.context.world.rank}",
             what="sample",
             wanted=f"serves version {self.version}",
             servers=self._servers,
             probe=self._probe,
-            policy=self._options,
+            policy=self.options.servers,
             key=KEY,
             counts=self._counts,
             on_result=finish,
@@ -209,7 +218,7 @@ class ServersEngine(Engine):
             assert self._pool is not None
             self._loop.run(self._pool.commit(weights))
 
-        self._world.decide(commit)
+        self.context.world.decide(commit)
         self._weight_store.keep(weights)
         self.version = weights.version
 
@@ -219,9 +228,9 @@ class ServersEngine(Engine):
         Raises:
             OSError: no server goes to sleep within its deadline; names it.
         """
-        if self._options.sleep:
-            self._world.gather(None)
-            self._world.decide(self._sleep_servers)
+        if self.options.servers.sleep:
+            self.context.world.gather(None)
+            self.context.world.decide(self._sleep_servers)
 
     def _sleep_servers(self) -> None:
         assert self._pool is not None
@@ -248,7 +257,7 @@ class ServersEngine(Engine):
             unless transport=folder also `sent_mib`: MiB of weights that were sent to the servers' workers.
         """
         found = {name: float(self._counts[name]) for name in ("retries", "hedged")}
-        if self._options.transport != "folder":
+        if self.options.servers.transport != "folder":
             sent = self._pool.sent() if self._pool is not None else 0
             found["sent_mib"], self._sent = (sent - self._sent) / 2**20, sent
         self._counts.clear()

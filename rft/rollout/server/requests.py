@@ -27,11 +27,9 @@ class SampleRequest:
     version: int
 
     def call(self, client: ServerClient) -> Call:
-        """See `ServerRequest.call`."""
         return self.post
 
     def read(self, client: ServerClient, answer: Any) -> Sampled:
-        """See `ServerRequest.read`."""
         sampled = self.server_api.parse(answer)
         length = len(sampled.tokens)
         if length > self.limit or (sampled.finish_reason == "length" and length < self.limit):
@@ -57,9 +55,7 @@ class LogprobRequest:
     apis: Mapping[ServerClient, PromptLogprobs]
 
     def call(self, client: ServerClient) -> Call:
-        """See `ServerRequest.call`."""
         return self.apis[client].call(self.text, self.count)
 
     def read(self, client: ServerClient, answer: Any) -> TokenLogprobs:
-        """See `ServerRequest.read`."""
         return self.apis[client].read(answer, self.text, self.count)

@@ -19,10 +19,10 @@ from rft.batch.encoded import MediaFacts, as_encoded
 from rft.remote.http_client import PROBE_S, RequestRefused, ServerClient
 from rft.remote.requests import Call
 from rft.remote.server_process import LOCAL
-from rft.rollout.engine.base import Completion, OnCompletion, Request
+from rft.rollout.engine.base import Completion, EngineCheckContext, OnCompletion, Request
 from rft.rollout.engine.expanded import check_expanded
 from rft.rollout.engine.sampling import Sampling
-from rft.rollout.server.engine import ServersEngine
+from rft.rollout.server.engine import ServersEngine, ServersOptions
 from rft.rollout.server.options import KEY
 from rft.rollout.server.prompt_logprobs import PROMPT_LOGPROBS, Text, TokenLogprobs
 from rft.rollout.server.remote.rft_receiver import TOKEN_GROUP, group_token
@@ -62,34 +62,35 @@ RELEASED = {ASLEEP: ("kv_cache", "weights"), WEIGHTS_ONLY: ("kv_cache",)}
 RESERVED = frozenset(("model_path", "model", "host", "port", "api_key", "weight_version", *FIXED))
 
 
-class SGLangServers(ServersEngine):
-    """Samples with SGLang servers; see `ServersEngine`."""
+class SGLangOptions(ServersOptions):
+    """Options of `SGLangServers`."""
 
-    facts = replace(ServersEngine.facts, masks_padding=False)
-    sleep_arguments: ClassVar = {"enable_memory_saver": True}
-
-    @classmethod
-    def check(cls, options: dict[str, Any], sampling: Sampling) -> None:
-        """See `Engine.check`."""
-        super().check(options, sampling)
-        if options["servers"].deltas:
+    def check(self, context: EngineCheckContext) -> None:
+        SGLangApi(context.engine_args)  # checks the arguments
+        super().check(context)
+        if self.servers.deltas:
             raise ValueError(f"{KEY}.deltas=true: SGLang's servers receive whole tensors only; set it to false")
-        if options["servers"].transport == "ipc":
+        if self.servers.transport == "ipc":
             raise ValueError(
                 f"{KEY}.transport=ipc: SGLang takes handles of shared memory as pickles only, which the run does not "
                 "send; set it to folder or group"
             )
 
-    @classmethod
-    def check_here(cls, options: dict[str, Any]) -> None:
-        """See `Engine.check_here`."""
-        options["servers"].check_installed("sglang", "scripts/install_sglang_cpu.sh")
+    def check_here(self) -> None:
+        self.servers.check_installed("sglang", "scripts/install_sglang_cpu.sh")
+
+
+class SGLangServers(ServersEngine):
+    """Samples with SGLang servers; see `ServersEngine`."""
+
+    Options = SGLangOptions
+    facts = replace(ServersEngine.facts, masks_padding=False)
+    sleep_arguments: ClassVar = {"enable_memory_saver": True}
 
     @staticmethod
     def server_api(
         engine_args: dict[str, Any], media: MediaFacts | None = None, forbidden: Sequence[int] = ()
     ) -> ServerApi:
-        """See `ServersEngine.server_api`."""
         return SGLangApi(engine_args, forbidden)
 
     def generate(
@@ -100,10 +101,11 @@ class SGLangServers(ServersEngine):
         Raises:
             OtherPrompt: the text of a prompt with media has other tokens, as where it quotes a placeholder.
         """
+        tokenizer = self.context.tokenizer
         for number, request in enumerate(requests):
             if (raw := as_encoded(request.prompt).raw) is not None:
-                again = self._tokenizer(self._tokenizer.decode(raw.ids), add_special_tokens=False).input_ids
-                check_expanded(number, raw.ids, again, self._tokenizer)
+                again = tokenizer(tokenizer.decode(raw.ids), add_special_tokens=False).input_ids
+                check_expanded(number, raw.ids, again, tokenizer)
         return super().generate(requests, sampling, on_completion)
 
 
@@ -129,7 +131,6 @@ class SGLangApi:
         self._started: set[tuple[str, int]] = set()  # host and port of servers that `command` starts
 
     def check(self, sampling: Sampling) -> None:
-        """See `ServerApi.check`."""
         if sampling.first_token is not None:
             raise ValueError("first_token: SGLang draws all tokens alike; set rollout/first_token=none or rollout=hf")
         if sampling.top_k > 0 and sampling.top_p < 1:

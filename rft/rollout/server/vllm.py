@@ -22,7 +22,7 @@ from rft.batch.encoded import MediaFacts
 from rft.remote.http_client import RequestRefused, ServerClient
 from rft.remote.requests import Call
 from rft.remote.server_process import LOCAL
-from rft.rollout.engine.base import EngineContext, Request
+from rft.rollout.engine.base import EngineCheckContext, EngineContext, Request
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.engine.vllm_checks import (
     LOGPROBS,
@@ -35,8 +35,8 @@ from rft.rollout.engine.vllm_checks import (
 from rft.rollout.engine.vllm_cpu import cpu_arguments
 from rft.rollout.engine.vllm_lora import KEYS, MERGE, check_adapters, room
 from rft.rollout.engine.vllm_media import check_server, media_arguments
-from rft.rollout.server.engine import ServersEngine
-from rft.rollout.server.options import KEY, Servers
+from rft.rollout.server.engine import ServersEngine, ServersOptions
+from rft.rollout.server.options import KEY
 from rft.rollout.server.prompt_logprobs import PROMPT_LOGPROBS, Text, TokenLogprobs
 from rft.rollout.server.requests import SampleRequest
 from rft.rollout.server.server_api import (
@@ -76,57 +76,60 @@ SEPARATOR = "+"  # in a label, between the version and the name of the adapter
 RESERVED = frozenset(("model", "host", "port", "api_key", *FIXED))
 
 
-class VLLMServers(ServersEngine):
-    """Samples with vLLM servers; see `ServersEngine`.
+@dataclass(frozen=True, kw_only=True)
+class VLLMServersOptions(ServersOptions):
+    """Options of `VLLMServers`.
 
-    Args:
+    Attributes:
         merge_lora: false: the base weights are written once, and every version after that sends the adapters alone.
     """
 
-    facts = replace(ServersEngine.facts, most_forbidden=MOST_BIASED)
-    sleep_arguments: ClassVar = {"enable_sleep_mode": True}
+    merge_lora: bool
 
-    def __init__(self, context: EngineContext, servers: Servers, merge_lora: bool) -> None:
-        self._lora = None if merge_lora else context.lora
-        self._base_version: int | None = None
-        self._adapter: str | None = None  # in requests
-        if self._lora is not None:
-            context = replace(context, engine_args=context.engine_args | room(self._lora))
-        super().__init__(context, servers)
-
-    @classmethod
-    def check(cls, options: dict[str, Any], sampling: Sampling) -> None:
-        """See `Engine.check`."""
-        super().check(options, sampling)
-        if not options["merge_lora"]:
-            check_adapters(options["lora"], None, options["media"])
-            if (way := options["servers"].transport) != "folder":
+    def check(self, context: EngineCheckContext) -> None:
+        VLLMApi(context.engine_args)  # checks the arguments
+        super().check(context)
+        if not self.merge_lora:
+            check_adapters(context.lora, None, context.media)
+            if (way := self.servers.transport) != "folder":
                 raise ValueError(
                     f"{KEY}.transport={way}: servers read adapters from a folder; set it to folder, or {MERGE}"
                 )
-            if options["servers"].sleep:
+            if self.servers.sleep:
                 raise ValueError(
                     f"{KEY}.sleep=true: sleeping servers discard the base weights, which are sent once only; set it "
                     f"to false, or {MERGE}"
                 )
-            if taken := sorted(KEYS & options["engine_args"].keys()):
+            if taken := sorted(KEYS & context.engine_args.keys()):
                 raise ValueError(f"rollout.engine_args.{taken[0]}: it follows from actor.lora; take it out, or {MERGE}")
 
-    @classmethod
-    def check_here(cls, options: dict[str, Any]) -> None:
-        """See `Engine.check_here`."""
-        options["servers"].check_installed("vllm", "scripts/install_vllm_cpu.sh")
+    def check_here(self) -> None:
+        self.servers.check_installed("vllm", "scripts/install_vllm_cpu.sh")
+
+
+class VLLMServers(ServersEngine):
+    """Samples with vLLM servers; see `ServersEngine`."""
+
+    Options = VLLMServersOptions
+    facts = replace(ServersEngine.facts, most_forbidden=MOST_BIASED)
+    sleep_arguments: ClassVar = {"enable_sleep_mode": True}
+
+    def __init__(self, options: VLLMServersOptions, context: EngineContext) -> None:
+        self._lora = None if options.merge_lora else context.lora
+        self._base_version: int | None = None
+        self._adapter: str | None = None  # in requests
+        if self._lora is not None:
+            context = replace(context, engine_args=context.engine_args | room(self._lora))
+        super().__init__(options, context)
 
     @staticmethod
     def server_api(
         engine_args: dict[str, Any], media: MediaFacts | None = None, forbidden: Sequence[int] = ()
     ) -> ServerApi:
-        """See `ServersEngine.server_api`."""
         return VLLMApi(engine_args, media, forbidden)
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """See `ServersEngine.update_weights`. With `merge_lora=false` it sends the adapters of `LoraWeights` under a
-        new name, and the base weights only where they differ from those sent before."""
+        """With `merge_lora=false` it sends the adapters of `LoraWeights` under a new name, and changed base weights."""
         if self._lora is None or not isinstance(tensors, LoraWeights):
             super().update_weights(version, tensors)
             self._base_version = self._adapter = None
@@ -135,8 +138,8 @@ class VLLMServers(ServersEngine):
         base = store.kept
         if base is None or tensors.base_version != self._base_version:
             base = store.write(version, renamed(tensors.base(), self._names))
-        alone = {name: tensor.cpu() for name, tensor in tensors.alone() if self._world.rank == 0}
-        name: str = self._world.decide(lambda: f"{ADAPTER}{uuid.uuid4().hex}")
+        alone = {name: tensor.cpu() for name, tensor in tensors.alone() if self.context.world.rank == 0}
+        name: str = self.context.world.decide(lambda: f"{ADAPTER}{uuid.uuid4().hex}")
         self._commit(store.adapt(base, version, name, lambda folder: tensors.adapters.save(alone, folder)))
         self._adapter, self._base_version = name, tensors.base_version
 
@@ -171,7 +174,6 @@ class VLLMApi:
         self._engine_args = media_arguments(media) | engine_args
 
     def check(self, sampling: Sampling) -> None:
-        """See `check_sampling`."""
         check_sampling(sampling)
 
     def unknown_logprobs(self, sampling: Sampling) -> str:
@@ -228,7 +230,6 @@ class VLLMApi:
         return Sampled(tokens, logprobs, choice["finish_reason"], version, answer.get("prompt_token_ids"))
 
     async def healthy(self, client: ServerClient) -> None:
-        """See `ServerApi.healthy`."""
         await client.get("/health")
 
     async def version(self, client: ServerClient) -> int | None:
@@ -239,7 +240,6 @@ class VLLMApi:
         return labelled_version(label) if not adapter or adapter in await self._adapters(client) else None
 
     async def hold(self, client: ServerClient) -> None:
-        """See `ServerApi.hold`."""
         if await self.version(client) is None:
             await client.post("/pause?mode=abort")
 

@@ -1,7 +1,7 @@
 """Batches of new text whose prompts are chosen by how often they are solved, which is tracked while training."""
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -16,9 +16,8 @@ from rft.data.base import CheckContext, SourceFacts
 from rft.errors import Checks
 from rft.metrics import Metrics
 from rft.ranges import Fraction, PositiveFloat
-from rft.rollout.forced_stop import ForcedStop
 from rft.rollout.source.base import RolloutContext
-from rft.rollout.source.rollout import DynamicSampling, RolloutSource, check_term
+from rft.rollout.source.rollout import RolloutOptions, RolloutSource, check_term
 
 
 class PromptRecord(NamedTuple):
@@ -37,7 +36,7 @@ class PromptRecord(NamedTuple):
     logprobs: Tensor
 
 
-@dataclass
+@dataclass(frozen=True)
 class Forget:
     """Old counts fade faster where the policy has changed more: 2^(-change / half) of them stays.
 
@@ -51,7 +50,7 @@ class Forget:
     least: Fraction
 
 
-@dataclass
+@dataclass(frozen=True)
 class SolveRate:
     """The solve rate of a prompt, right / (right + wrong), as the mean of a Beta distribution.
 
@@ -82,61 +81,42 @@ class SolveRate:
         return min(self.keep, max(self.forget.least, 2.0 ** (-change / self.forget.half)))
 
 
-@dataclass
+@dataclass(frozen=True)
 class Priority:
     """A prompt of solve rate p is drawn with weight sqrt(p (1 - p)) + floor: most often where the outcome is open."""
 
     floor: PositiveFloat
 
 
-class CurriculumSource(RolloutSource):
-    """A rollout source that tracks how often each prompt is solved, and chooses prompts by it.
+@dataclass(frozen=True, kw_only=True)
+class CurriculumOptions(RolloutOptions):
+    """Options of `CurriculumSource`.
 
-    Each row gets `baseline_scores`: the solve rate of its prompt as it was known before this visit.
-
-    Args:
-        context: see `RolloutSource`; with `tracking.forget` the source also calls `logprobs`.
-        redraw, interruption: see `RolloutSource`.
+    Attributes:
         tracking: how the solve rate is tracked.
         priority: how often a prompt is drawn; null for epochs.
         retire: prompts of at least this solve rate are not drawn again, or null (ScaleRL, 2510.13786).
     """
 
-    def __init__(
-        self,
-        context: RolloutContext,
-        *,
-        redraw: DynamicSampling | None,
-        interruption: ForcedStop | None,
-        tracking: SolveRate,
-        priority: Priority | None,
-        retire: Fraction | None,
-    ) -> None:
-        super().__init__(context, redraw=redraw, interruption=interruption)
-        self._tracking = tracking
-        self._priority = priority
-        self._retire = retire
-        self._counts = torch.tensor([tracking.right, tracking.wrong]).double().repeat(len(context.rows), 1)  # (N, 2)
-        self._visits: dict[int, PromptRecord] = {}
+    tracking: SolveRate
+    priority: Priority | None
+    retire: Fraction | None
 
-    @classmethod
-    def facts(cls, options: Mapping[str, Any]) -> SourceFacts:
-        """See `Source.facts`."""
-        facts = super().facts(options)
+    def facts(self) -> SourceFacts:
+        facts = super().facts()
         return replace(facts, writes=(*facts.writes, "baseline_scores"))
 
-    @classmethod
-    def check(cls, options: Mapping[str, Any], context: CheckContext) -> None:
+    def check(self, context: CheckContext) -> None:
         """Checks that the tracked term is a reward term, that all rows are known, and that nothing else orders them."""
         check = Checks()
-        check.attempt(super().check, options, context)
-        check.attempt(check_term, f"{context.key}.tracking", options["tracking"].term, context)
-        if context.mixture and options["priority"] is not None:
+        check.attempt(super().check, context)
+        check.attempt(check_term, f"{context.key}.tracking", self.tracking.term, context)
+        if context.mixture and self.priority is not None:
             check.messages.append(
                 f"data.train is a mixture, and {context.key}.priority would draw its rows by other weights; set "
                 f"{context.key}.priority=null, or train on one of its parts"
             )
-        if not context.shuffle and options["priority"] is not None:
+        if not context.shuffle and self.priority is not None:
             check.messages.append(
                 f"data.shuffle=false: {context.key}.priority draws rows by how often they are solved, in no order; set "
                 f"{context.key}.priority=null, or data.shuffle=true"
@@ -148,11 +128,28 @@ class CurriculumSource(RolloutSource):
             )
         check.end()
 
-    def _draw(self, metrics: Metrics) -> list[list[dict[str, Any]]]:
+
+class CurriculumSource(RolloutSource):
+    """A rollout source that tracks how often each prompt is solved, and chooses prompts by it.
+
+    Each row gets `baseline_scores`: the solve rate of its prompt as it was known before this visit. With
+    `tracking.forget` the source also calls `context.logprobs`.
+    """
+
+    Options = CurriculumOptions
+    options: CurriculumOptions
+
+    def __init__(self, options: CurriculumOptions, context: RolloutContext) -> None:
+        super().__init__(options, context)
+        prior = torch.tensor([options.tracking.right, options.tracking.wrong]).double()
+        self._counts = prior.repeat(len(context.rows), 1)  # (N, 2)
+        self._visits: dict[int, PromptRecord] = {}
+
+    def draw(self, metrics: Metrics) -> list[list[dict[str, Any]]]:
         rates = self._counts[:, 0] / self._counts.sum(1)  # (N,)
-        take = self._row_sampler.take if self._priority is None else self._row_sampler.take_by_weight
-        local = take(self._context.prompts, self._weights(rates, metrics))[self._local]
-        groups = self._answer(local, metrics)
+        take = self.row_sampler.take if self.options.priority is None else self.row_sampler.take_by_weight
+        local = take(self.context.prompts, self._weights(rates, metrics))[self.context.share]
+        groups = self.answer(local, metrics)
         metrics.mean("rollout/solve_rate", rates[[row for _, row in local]])
         for (_, row), group in zip(local, groups, strict=True):
             for answer in group:
@@ -162,17 +159,18 @@ class CurriculumSource(RolloutSource):
 
     def _weights(self, rates: Tensor, metrics: Metrics) -> Tensor:
         """How often each prompt is to be drawn, (N,) float64."""
-        retired = torch.zeros_like(rates, dtype=torch.bool) if self._retire is None else rates >= self._retire
+        priority, retire = self.options.priority, self.options.retire
+        retired = torch.zeros_like(rates, dtype=torch.bool) if retire is None else rates >= retire
         metrics.mean("rollout/retired", retired)
         if retired.all():
             logging.getLogger(__name__).warning(
                 "every prompt is solved at the rate of algorithm.source.retire=%s; all of them are drawn again",
-                self._retire,
+                retire,
             )
             retired = torch.zeros_like(retired)
         weights = torch.ones_like(rates)
-        if self._priority is not None:
-            weights = (rates * (1 - rates)).sqrt() + self._priority.floor
+        if priority is not None:
+            weights = (rates * (1 - rates)).sqrt() + priority.floor
         return torch.where(retired, 0.0, weights)
 
     def _update_counts(
@@ -181,21 +179,22 @@ class CurriculumSource(RolloutSource):
         """Adds the outcome of a round to the counts. Every rank adds those of all ranks, ordered by position."""
         visits: dict[int, PromptRecord] = {}
         changes: dict[int, float] = {}
-        if self._tracking.forget is not None:
+        tracking = self.options.tracking
+        if tracking.forget is not None:
             visits, changes = self._compare(local, groups)
             metrics.mean("rollout/policy_change", torch.tensor(list(changes.values())))
         found = []
         for (position, row), group in zip(local, groups, strict=True):
-            scores = torch.stack([answer["terms"][self._tracking.term] for answer in group]).double()
+            scores = torch.stack([answer["terms"][tracking.term] for answer in group]).double()
             scores = scores[is_scored(scores)]
             if len(scores) and not (scores.min() >= 0 and scores.max() <= 1):
                 raise ValueError(
-                    f"algorithm.source.tracking.term={self._tracking.term}: a solve rate is tracked of a term between "
+                    f"algorithm.source.tracking.term={tracking.term}: a solve rate is tracked of a term between "
                     f"0 and 1, and it was {float(scores.min())} to {float(scores.max())}; choose another term"
                 )
-            share = self._tracking.share(changes.get(row, 0.0)) if len(scores) else 1.0
+            share = tracking.share(changes.get(row, 0.0)) if len(scores) else 1.0
             found.append((position, row, share, torch.stack([scores.sum(), (1 - scores).sum()])))
-        parts = self._context.world.gather((found, visits))
+        parts = self.context.world.gather((found, visits))
         for _, row, share, counts in sorted((o for outcomes, _ in parts for o in outcomes), key=itemgetter(0)):
             self._counts[row] = share * self._counts[row] + counts
         latest = {position: visit for _, part in parts for position, visit in part.items()}
@@ -225,7 +224,7 @@ class CurriculumSource(RolloutSource):
         for unit, (ids, sampled) in enumerate(texts):
             text = Trajectory(given_segments(ids.tolist(), sampled.tolist()), None, {})
             rows.append(to_row(text, group=unit, unit=unit) | {"loss_mask": sampled})
-        found = self._context.logprobs(collate(rows))  # (B, T)
+        found = self.context.logprobs(collate(rows))  # (B, T)
         return [row[: len(sampled)][sampled] for row, (_, sampled) in zip(found, texts, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
@@ -233,7 +232,6 @@ class CurriculumSource(RolloutSource):
         return super().state_dict() | {"counts": self._counts.clone(), "visits": _packed(self._visits.values())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Source.load_state_dict`."""
         super().load_state_dict(state)
         self._counts = state["counts"].clone()
         self._visits = {visit.row: visit for visit in _unpacked(state["visits"])}

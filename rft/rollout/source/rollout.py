@@ -3,9 +3,8 @@
 import itertools
 import logging
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDict
@@ -18,21 +17,20 @@ from rft.batch.media import keep_once, share_again
 from rft.batch.scores import Scores, is_scored
 from rft.batch.trajectory import Trajectory, to_row, to_rows
 from rft.batch.turn_columns import TURN_COLUMNS
-from rft.data.base import CheckContext, Source, SourceFacts
+from rft.data.base import CheckContext, Source, SourceFacts, SourceOptions
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.parts import has_parts, with_data_urls
-from rft.data.sampler import make_sampler
 from rft.errors import Checks
 from rft.metrics import Metrics
 from rft.ranges import PositiveInt
 from rft.registry import did_you_mean
-from rft.rollout.answers import Announce, failure_of, log_episodes
+from rft.rollout.answers import failure_of, log_episodes
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.forced_stop import ForcedStop
 from rft.rollout.source.base import RolloutContext
 
 
-@dataclass
+@dataclass(frozen=True)
 class DynamicSampling:
     """Dynamic sampling (DAPO, 2503.14476): groups whose raw scores are all equal are dropped,
     and other prompts are drawn for them.
@@ -68,37 +66,20 @@ class DynamicSampling:
         return inside and bool(informative_groups(raw, torch.zeros(len(raw), dtype=torch.int64)).all())
 
 
-class RolloutSource(Source):
-    """Samples a group of responses for each prompt and scores them.
+@dataclass(frozen=True, kw_only=True)
+class RolloutOptions(SourceOptions):
+    """Options of `RolloutSource`.
 
-    Where the algorithm reads `greedy_scores`, every prompt is answered once more, with the most likely tokens, and
-    every row of its group gets that answer's score.
-
-    Args:
-        context: of the stage; `prompts` is the number of groups of a step.
+    Attributes:
         redraw: dynamic sampling, or null.
         interruption: forced stop of answers that are too long, or null. It holds for greedy answers, too: they are
             compared with the others.
     """
 
-    def __init__(
-        self, context: RolloutContext, *, redraw: DynamicSampling | None, interruption: ForcedStop | None
-    ) -> None:
-        self.temperature = context.sampling.temperature
-        self._context = context
-        wants_greedy = "greedy_scores" in context.columns
-        self._turn_columns = [name for name in context.columns if name in TURN_COLUMNS]
-        self._greedy = replace(context.sampling, temperature=0.0, first_token=None) if wants_greedy else None
-        self._dynamic_sampling = redraw
-        self._forced_stop = interruption
-        self._local = slice(context.world.rank, None, context.world.size)  # this rank's share of what all ranks draw
-        self._row_sampler = make_sampler(context.rows, context.seed, context.shuffle)
-        self._surplus: list[list[dict[str, Any]]] = []
-        self._dropped: list[int] = []
+    redraw: DynamicSampling | None
+    interruption: ForcedStop | None
 
-    @classmethod
-    def facts(cls, options: Mapping[str, Any]) -> SourceFacts:
-        """See `Source.facts`."""
+    def facts(self) -> SourceFacts:
         return SourceFacts(
             writes=(*SOURCE_COLUMNS, "rollout_logprobs", "version", "scores", "terms"),
             fields=("prompt",),
@@ -108,13 +89,12 @@ class RolloutSource(Source):
             episodes=True,
         )
 
-    @classmethod
-    def check(cls, options: Mapping[str, Any], context: CheckContext) -> None:
+    def check(self, context: CheckContext) -> None:
         """Checks that dynamic sampling has a reward term of the run and groups of more than one response."""
-        dynamic_sampling, check = options["redraw"], Checks()
-        if dynamic_sampling is None:
+        if self.redraw is None:
             return
-        check.attempt(check_term, f"{context.key}.redraw", dynamic_sampling.term, context)
+        check = Checks()
+        check.attempt(check_term, f"{context.key}.redraw", self.redraw.term, context)
         if context.group_size < 2:
             check.messages.append(
                 f"algorithm.group_size={context.group_size}: a group of one never differs, so dynamic sampling "
@@ -122,34 +102,52 @@ class RolloutSource(Source):
             )
         check.end()
 
-    @classmethod
-    def check_tokens(cls, options: Mapping[str, Any], context: CheckContext, encoder: Encoder) -> None:
+    def check_tokens(self, context: CheckContext, encoder: Encoder) -> None:
         """Checks that the phrase of a forced stop leaves room for an answer."""
-        if (forced_stop := options["interruption"]) is not None:
-            forced_stop.check(context.key, len(forced_stop.encode(encoder)), context.max_new_tokens, context.cap_key)
+        if (stop := self.interruption) is not None:
+            stop.check(context.key, len(stop.encode(encoder)), context.max_new_tokens, context.cap_key)
 
-    def samples(self) -> bool:
-        """See `Source.samples`."""
-        return True
+
+class RolloutSource(Source):
+    """Samples a group of responses for each prompt and scores them.
+
+    Where the algorithm reads `greedy_scores`, every prompt is answered once more, with the most likely tokens, and
+    every row of its group gets that answer's score.
+
+    A subclass that chooses prompts or groups, or adds columns, writes `draw`, with `answer` and `all_groups`.
+    """
+
+    Options: ClassVar[type[SourceOptions]] = RolloutOptions
+    options: RolloutOptions
+    context: RolloutContext
+
+    def __init__(self, options: RolloutOptions, context: RolloutContext) -> None:
+        super().__init__(options, context)
+        self.temperature = context.sampling.temperature
+        wants_greedy = "greedy_scores" in context.columns
+        self._turn_columns = [name for name in context.columns if name in TURN_COLUMNS]
+        self._greedy = replace(context.sampling, temperature=0.0, first_token=None) if wants_greedy else None
+        self._surplus: list[list[dict[str, Any]]] = []
+        self._dropped: dict[str, list[int]] = {}
 
     def next(self, metrics: Metrics) -> TensorDict:
         """This rank's rows of the next step: whole groups, all of one prompt on one rank."""
-        dynamic_sampling = self._dynamic_sampling
-        groups = self._draw_until_full(dynamic_sampling, metrics) if dynamic_sampling else self._draw(metrics)
+        dynamic_sampling = self.options.redraw
+        groups = self._draw_until_full(dynamic_sampling, metrics) if dynamic_sampling else self.draw(metrics)
         return collate([row for group in groups for row in group])
 
-    def _draw(self, metrics: Metrics) -> list[list[dict[str, Any]]]:
+    def draw(self, metrics: Metrics) -> list[list[dict[str, Any]]]:
         """One round: this rank's share of the next prompts, as scored groups."""
-        return self._answer(self._row_sampler.take(self._context.prompts)[self._local], metrics)
+        return self.answer(self.row_sampler.take(self.context.prompts)[self.context.share], metrics)
 
-    def _answer(self, local: list[tuple[int, int]], metrics: Metrics) -> list[list[dict[str, Any]]]:
-        """Scored groups of these (position, row) pairs."""
-        context = self._context
+    def answer(self, local: list[tuple[int, int]], metrics: Metrics) -> list[list[dict[str, Any]]]:
+        """Samples and scores a group of responses for each of these (position, row) pairs of this rank."""
+        context = self.context
         rows, positions = [context.rows[row] for _, row in local], [position for position, _ in local]
         answers, scores = self._sample(rows, context.seeds(positions), context.sampling, metrics)
         for name, numbers in scores.numbers.items():
             metrics.mean(f"reward/{name}", numbers, is_scored(numbers))
-        if self._forced_stop is not None:
+        if self.options.interruption is not None:
             for trajectory in itertools.chain(*answers):
                 metrics.add("rollout/interrupted", float(trajectory.forced_stops), trajectory.turns)
         shared: list[dict[str, Any]] = [{} for _ in local]  # columns that all rows of a group have
@@ -172,7 +170,7 @@ class RolloutSource(Source):
         return groups
 
     def _rows_of(self, trajectory: Trajectory, group: int, unit: int) -> list[dict[str, Any]]:
-        if self._context.answerer.episodes:
+        if self.context.answerer.episodes:
             return to_rows(trajectory, group=group, unit=unit, columns=self._turn_columns)
         return [to_row(trajectory, group=group, unit=unit)]
 
@@ -182,36 +180,31 @@ class RolloutSource(Source):
         """Trajectories per row, and the scores of all of them in order."""
         firsts = [0, *itertools.accumulate(map(len, seeds))]
 
-        with self._context.scoring() as scoring:
+        with self.context.scoring() as scoring:
 
             def announce(number: int, sample: int, trajectory: Trajectory) -> None:
                 scoring.add(firsts[number] + sample, trajectory.text, trajectory.fields)
 
             with metrics.timer("rollout"):
-                answers = self._generate(rows, seeds, sampling, announce)
-            found = [trajectory for group in answers for trajectory in group]
-            texts = [trajectory.text for trajectory in found]
+                forced_stop = self.options.interruption
+                answers = self.context.answerer.answer(rows, seeds, sampling, announce, forced_stop)
+            trajectories = [trajectory for group in answers for trajectory in group]
+            texts = [trajectory.text for trajectory in trajectories]
             with metrics.timer("reward"):
-                scores = scoring.finish(texts, [trajectory.fields for trajectory in found])
-        log_episodes(found, metrics)
-        scores = scores.drop_failed([failure_of(trajectory) for trajectory in found])
+                scores = scoring.finish(texts, [trajectory.fields for trajectory in trajectories])
+        log_episodes(trajectories, metrics)
+        scores = scores.drop_failed([failure_of(trajectory) for trajectory in trajectories])
         return answers, scores.drop_groups([len(group) for group in answers])
-
-    def _generate(
-        self, rows: list[dict[str, Any]], seeds: list[list[int]], sampling: Sampling, announce: Announce
-    ) -> list[list[Trajectory]]:
-        """Trajectories per row; each is announced when it is finished."""
-        return self._context.answerer.answer(rows, seeds, sampling, announce, self._forced_stop)
 
     def _draw_until_full(self, dynamic_sampling: DynamicSampling, metrics: Metrics) -> list[list[dict[str, Any]]]:
         """Rounds until all ranks together hold enough groups with signal; the surplus is kept for the next step."""
         good: list[list[dict[str, Any]]] = self._surplus
         spare: list[list[dict[str, Any]]] = []
-        prompts = self._context.prompts
+        prompts = self.context.prompts
         for round_number in range(1, dynamic_sampling.max_rounds + 1):
             if self._total(len(good)) >= prompts:
                 break
-            for group in self._draw(metrics):
+            for group in self.draw(metrics):
                 terms = {row["unit"]: row["terms"][dynamic_sampling.term] for row in group}  # one of each trajectory
                 informative = dynamic_sampling.keeps(torch.stack(list(terms.values())))
                 (good if informative else spare).append(group)
@@ -224,38 +217,39 @@ class RolloutSource(Source):
                 "rounds; groups without signal fill the batch",
                 found, prompts, dynamic_sampling.term, dynamic_sampling.max_rounds,
             )  # fmt: skip
-        good, spare = self._all_groups(good), self._all_groups(spare)
+        good, spare = self.all_groups(good), self.all_groups(spare)
         chosen = good[:prompts] + spare[: max(0, prompts - found)]
-        self._dropped += [_position(group) for group in spare[max(0, prompts - found) :][self._local]]
+        self.drop(spare[max(0, prompts - found) :][self.context.share], "no signal")
         # Groups move between ranks, because which rank finds signal is random.
-        self._surplus = good[prompts:][self._local]
-        return chosen[self._local]
+        self._surplus = good[prompts:][self.context.share]
+        return chosen[self.context.share]
 
-    def _all_groups(self, groups: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+    def all_groups(self, groups: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
         """The groups of all ranks in the order in which they were drawn."""
-        return sorted((group for part in self._context.world.gather(groups) for group in part), key=_position)
+        return sorted((group for part in self.context.world.gather(groups) for group in part), key=_position)
 
     def _total(self, number: int) -> int:
-        return sum(self._context.world.gather(number))
+        return sum(self.context.world.gather(number))
 
     def waiting(self) -> list[int]:
-        """See `Source.waiting`."""
         return [_position(group) for group in self._surplus]
 
+    def drop(self, groups: list[list[dict[str, Any]]], reason: str) -> None:
+        """Records groups of this rank that never train, see `dropped`."""
+        self._dropped.setdefault(reason, []).extend(map(_position, groups))
+
     def dropped(self) -> dict[str, list[int]]:
-        """See `Source.dropped`; dynamic sampling drops groups without signal."""
-        dropped, self._dropped = self._dropped, []
-        return {"no signal": dropped}
+        dropped, self._dropped = self._dropped, {}
+        return dropped
 
     def state_dict(self) -> dict[str, Any]:
         """The place in the data, and the groups of all ranks that are kept for the next step."""
-        surplus = self._all_groups([keep_once(group) for group in self._surplus])
-        return self._row_sampler.state_dict() | {"surplus": surplus}
+        surplus = self.all_groups([keep_once(group) for group in self._surplus])
+        return super().state_dict() | {"surplus": surplus}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Source.load_state_dict`."""
-        self._row_sampler.load_state_dict(state)
-        self._surplus = [share_again(group) for group in state["surplus"][self._local]]
+        super().load_state_dict(state)
+        self._surplus = [share_again(group) for group in state["surplus"][self.context.share]]
 
 
 def check_term(key: str, term: str, context: CheckContext) -> None:

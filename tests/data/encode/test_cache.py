@@ -17,7 +17,7 @@ from tests.families import family, picture
 
 ROWS = [{"prompt": "1" * (1 + n % 9), "response": "2" * (n % 5)} for n in range(2500)]
 FEW = ROWS[:40]
-GIVEN = GivenTexts(DatasetSource, {"response": "response"})
+GIVEN = GivenTexts(DatasetSource, DatasetSource.Options(response="response"))
 
 
 class Counting(Encoder):
@@ -113,7 +113,7 @@ def test_texts_are_remembered_by_their_source(tmp_path, ranks):
     assert [asked for _, asked in shared] == [14, 13, 13] and all(counts == expected for counts, _ in shared)
     assert texts() == (expected, 0)
     assert texts(rows=[*FEW[1:], {"prompt": "1", "response": "2"}])[1] == 40
-    assert texts(given=GivenTexts(DatasetSource, {"response": "prompt"}))[1] == 40
+    assert texts(given=GivenTexts(DatasetSource, DatasetSource.Options(response="prompt")))[1] == 40
 
 
 def test_a_damaged_or_exchanged_entry_is_counted_again(tmp_path):

@@ -91,7 +91,8 @@ def test_a_run_knows_how_many_answers_train_and_why_others_do_not(size, ranks, t
 
     def count(world):
         encoder = Counting(tokenizer(chats.QWEN3), "chat", None)
-        texts = Lengths(world, encoder, str(tmp_path)).texts(GivenTexts(TextSource, {"response": "messages"}), CHATS)
+        given = GivenTexts(TextSource, TextSource.Options(response="messages"))
+        texts = Lengths(world, encoder, str(tmp_path)).texts(given, CHATS)
         return texts.answers.tolist(), encoder.asked
 
     answers = [[2, 0, 0, 0], [1, 0, 1, 0], [1, 0, 1, 0], [1, 0, 0, 1]]
@@ -130,7 +131,7 @@ def test_a_run_says_how_many_answers_of_a_set_are_in_the_loss(tmp_path):
     encoder = Encoder(tokenizer(chats.CHATML), "chat", None)
     rows = [{"prompt": TWO[:3], "response": TWO[3:]}, {"prompt": [user("a" * 200), *TWO[1:3]], "response": TWO[3:]}]
     limit = TextLimit(150, "drop", "data.max_tokens=150", frozenset())
-    given = GivenTexts(DatasetSource, {"response": "response"})
+    given = GivenTexts(DatasetSource, DatasetSource.Options(response="response"))
     kept, _ = fit_texts("data.train", rows, Lengths(SINGLE_PROCESS, encoder, None), limit, given, said.append)
     assert list(kept) == rows[:1]
     assert said[-1] == (
@@ -147,7 +148,7 @@ PAIRS = [
     {"prompt": [user("1 + 1?")], "chosen": chosen, "rejected": rejected}
     for chosen, rejected in (("2", "3"), ("2", "2"), (reply("2"), reply("2")), (reply("2"), reply("")), ("22", "2"))
 ]
-PAIR = GivenTexts(PairSource, {"chosen": "chosen", "rejected": "rejected", "margin": None})
+PAIR = GivenTexts(PairSource, PairSource.Options(chosen="chosen", rejected="rejected", margin=None))
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -1,5 +1,7 @@
 """Batches of given preferences."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -17,18 +19,18 @@ ROWS = [
     for n in range(9)
 ]
 TOKENIZER = characters(alphabet="0123456789=")
-PAIR = {"chosen": "good", "rejected": "bad", "margin": None}
-LABELLED = {"response": "bad", "label": "right"}
+PAIR = PairSource.Options(chosen="good", rejected="bad", margin=None)
+LABELLED = LabelledSource.Options(response="bad", label="right")
 
 
 def pairs(world, prompts=4, margin=None, rows=ROWS):
     context = source_context(world, Encoder(TOKENIZER, "none", None), rows, prompts, 2)
-    return PairSource(context, chosen="good", rejected="bad", margin=margin)
+    return PairSource(replace(PAIR, margin=margin), context)
 
 
 def labelled(world, prompts=4, rows=ROWS):
     context = source_context(world, Encoder(TOKENIZER, "none", None), rows, prompts, 2)
-    return LabelledSource(context, response="bad", label="right")
+    return LabelledSource(LABELLED, context)
 
 
 def texts(batch):
@@ -42,7 +44,7 @@ def texts(batch):
 
 def test_a_pair_is_two_rows_of_one_unit_the_chosen_first(ranks):
     [batch] = ranks(1, lambda world: pairs(world).next(Metrics()))
-    assert set(batch.keys()) == {*GIVEN_COLUMNS, "chosen"} == set(PairSource.facts(PAIR).writes)
+    assert set(batch.keys()) == {*GIVEN_COLUMNS, "chosen"} == set(PAIR.facts().writes)
     order = RowSampler(range(9), 2).take(4)
     positions = [position for position, _ in order for _ in range(2)]
     assert batch["group"].tolist() == batch["unit"].tolist() == positions
@@ -63,10 +65,10 @@ def test_both_rows_of_a_pair_have_its_margin(ranks):
 
 
 def test_sources_say_what_a_row_must_have():
-    plain, graded = PairSource.facts(PAIR), PairSource.facts({**PAIR, "margin": "gap"})
+    plain, graded = PAIR.facts(), replace(PAIR, margin="gap").facts()
     assert set(plain.fields) == {"prompt", "good", "bad"} and "margin" not in plain.writes
     assert set(graded.fields) == {"prompt", "good", "bad", "gap"} and "margin" in graded.writes
-    facts = LabelledSource.facts(LABELLED)
+    facts = LABELLED.facts()
     assert set(facts.fields) == {"prompt", "bad", "right"}
     for one in (plain, graded, facts):
         assert one.sampled == "never" and not one.scores and not one.writes_if_read
@@ -74,15 +76,15 @@ def test_sources_say_what_a_row_must_have():
 
 
 def test_a_margin_that_nothing_reads_is_refused():
-    PairSource.check({**PAIR, "margin": "gap"}, check_context(reads=("margin",)))
-    PairSource.check(PAIR, check_context())
+    replace(PAIR, margin="gap").check(check_context(reads=("margin",)))
+    PAIR.check(check_context())
     with pytest.raises(ValueError, match=r"^algorithm\.source\.margin=gap: no function reads 'margin'; set it"):
-        PairSource.check({**PAIR, "margin": "gap"}, check_context())
+        replace(PAIR, margin="gap").check(check_context())
 
 
 def test_a_labelled_row_is_followed_by_the_next_response_behind_its_prompt(ranks):
     [batch] = ranks(1, lambda world: labelled(world).next(Metrics()))
-    assert set(batch.keys()) == {*GIVEN_COLUMNS, "label", "mismatched"} == set(LabelledSource.facts(LABELLED).writes)
+    assert set(batch.keys()) == {*GIVEN_COLUMNS, "label", "mismatched"} == set(LABELLED.facts().writes)
     assert batch["mismatched"].tolist() == [False, True] * 4
     order = [place for _, place in RowSampler(range(9), 2).take(4)]
     found = texts(batch)
@@ -147,7 +149,7 @@ def test_what_cannot_be_read_is_refused(ranks):
         return lambda world: make(world).next(Metrics())
 
     with pytest.raises(ValueError, match=r"^batch\.prompts=1: .* set it to 2 or more$"):
-        LabelledSource.check(LABELLED, check_context(prompts=1))
+        LABELLED.check(check_context(prompts=1))
     wrong = [row | {"right": "good", "gap": "wide"} for row in ROWS]
     with pytest.raises(
         ValueError, match=r"^row \d: algorithm\.source\.label=right: 'good' .* not true or false; name another field$"

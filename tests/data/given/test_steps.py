@@ -11,7 +11,7 @@ from rft.data.sampler import RowSampler
 from rft.metrics import Metrics
 from tests.helpers import check_context, source_context
 
-FACTS = StepSource.facts({"steps": "a", "labels": "b", "separator": "c"})
+FACTS = StepSource.Options(steps="a", labels="b", separator="c").facts()
 TOKENIZER = characters(alphabet="0123456789=\n;")
 ROWS = [
     {"prompt": "1=", "completions": ["12", "3"], "labels": [True, False]},
@@ -21,8 +21,8 @@ ROWS = [
 
 
 def source(world, rows=ROWS, separator=";\n", prompts=3):
-    options = {"steps": "completions", "labels": "labels", "separator": separator}
-    return StepSource(source_context(world, Encoder(TOKENIZER, "none", None), rows, prompts, 0), **options)
+    options = StepSource.Options(steps="completions", labels="labels", separator=separator)
+    return StepSource(options, source_context(world, Encoder(TOKENIZER, "none", None), rows, prompts, 0))
 
 
 def steps(batch):
@@ -72,4 +72,4 @@ def test_what_is_no_labelled_answer_is_refused(ranks, changes, message):
 
 def test_a_separator_is_a_text():
     with pytest.raises(ValueError, match=r"^algorithm\.source\.separator is empty"):
-        StepSource.check({"steps": "a", "labels": "b", "separator": ""}, check_context())
+        StepSource.Options(steps="a", labels="b", separator="").check(check_context())

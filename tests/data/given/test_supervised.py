@@ -19,12 +19,12 @@ TOKENIZER = characters(alphabet="0123456789=")
 
 def source(world, prompts=4):
     context = source_context(world, Encoder(TOKENIZER, "none", None), ROWS, prompts, seed=2)
-    return DatasetSource(context, response="shown")
+    return DatasetSource(DatasetSource.Options(response="shown"), context)
 
 
 def test_a_batch_holds_the_named_response_and_the_end_token(ranks):
     [batch] = ranks(1, lambda world: source(world).next(Metrics()))
-    assert set(batch.keys()) == set(GIVEN_COLUMNS) == set(DatasetSource.facts({"response": "shown"}).writes)
+    assert set(batch.keys()) == set(GIVEN_COLUMNS) == set(DatasetSource.Options(response="shown").facts().writes)
     order = RowSampler(range(9), 2).take(4)
     assert batch["group"].tolist() == batch["unit"].tolist() == [position for position, _ in order]
     assert not batch["truncated"].any()
@@ -37,16 +37,16 @@ def test_a_batch_holds_the_named_response_and_the_end_token(ranks):
 
 
 def test_its_facts():
-    options = {"response": "shown"}
-    facts = DatasetSource.facts(options)
+    options = DatasetSource.Options(response="shown")
+    facts = options.facts()
     assert set(facts.fields) == {"prompt", "shown"} and facts.sampled == "never" and not facts.scores
     assert given_texts(DatasetSource, options) == GivenTexts(DatasetSource, options)
-    assert TextSource.facts({"response": "text"}).fields == ("text",)
-    assert DatasetSource.always_sampled(options) == options, "there are no others"
+    assert TextSource.Options(response="text").facts().fields == ("text",)
+    assert options.always_sampled() == options, "there are no others"
 
 
 def test_an_epoch_has_every_row_in_the_order_of_the_run(ranks):
-    given = GivenTexts(DatasetSource, {"response": "shown"})
+    given = GivenTexts(DatasetSource, DatasetSource.Options(response="shown"))
     context = source_context(SINGLE_PROCESS, Encoder(TOKENIZER, "none", None), ROWS, 4, seed=2)
     drawn = [row for batch in given.epoch(context) for row in fields(batch)]
     assert sorted(row["prompt"] for row in drawn[:9]) == sorted(row["prompt"] for row in ROWS) and len(drawn) == 12
@@ -91,7 +91,7 @@ def test_a_field_that_holds_the_whole_has_no_prompt_beside_it(ranks):
 
     def draw(world):
         context = source_context(world, Encoder(TOKENIZER, "none", None), rows, 4, seed=2)
-        return TextSource(context, response="text").next(Metrics())
+        return TextSource(TextSource.Options(response="text"), context).next(Metrics())
 
     [batch] = ranks(1, draw)
     for number, (_, row) in enumerate(RowSampler(range(4), 2).take(4)):

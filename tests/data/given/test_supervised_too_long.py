@@ -29,10 +29,10 @@ from tests.families.rows import rows as media_rows
 from tests.helpers import source_context
 
 TOKENIZER = characters(alphabet="0123456789=;")
-RESPONSE = GivenTexts(DatasetSource, {"response": "response"})
-PAIR = GivenTexts(PairSource, {"chosen": "chosen", "rejected": "rejected", "margin": None})
-LABEL = GivenTexts(LabelledSource, {"response": "response", "label": "label"})
-STEPS = GivenTexts(StepSource, {"steps": "steps", "labels": "labels", "separator": ";"})
+RESPONSE = GivenTexts(DatasetSource, DatasetSource.Options(response="response"))
+PAIR = GivenTexts(PairSource, PairSource.Options(chosen="chosen", rejected="rejected", margin=None))
+LABEL = GivenTexts(LabelledSource, LabelledSource.Options(response="response", label="label"))
+STEPS = GivenTexts(StepSource, StepSource.Options(steps="steps", labels="labels", separator=";"))
 
 
 def limit(most, overlong):
@@ -156,7 +156,7 @@ def test_steps_behind_the_cut_are_left_out_with_their_labels():
 def test_a_conversation_keeps_the_answers_before_the_cut():
     made = Encoder(tokenizer(chats.CHATML), "chat", None)
     messages = [{"role": "user", "content": "1"}, said("2"), {"role": "user", "content": "3"}, said("456")]
-    rows, given = [{"messages": messages}], GivenTexts(TextSource, {"response": "messages"})
+    rows, given = [{"messages": messages}], GivenTexts(TextSource, TextSource.Options(response="messages"))
     tokens, least, *_ = Lengths(SINGLE_PROCESS, made, None).texts(given, rows)
     ids, trains = made.example({"response": messages})
     assert tokens == len(ids) and least == trains.index(True) + 1

@@ -27,7 +27,8 @@ def chat(*weights):
 
 def draw(kind, rows, encoder=None, **options):
     encoder = encoder or Encoder(tokenizer(chats.CHATML), "chat", None)
-    return kind(source_context(SINGLE_PROCESS, encoder, rows, len(rows), 0), **options).next(Metrics())
+    context = source_context(SINGLE_PROCESS, encoder, rows, len(rows), 0)
+    return kind(kind.Options(**options), context).next(Metrics())
 
 
 def test_a_token_has_the_weight_of_its_message():
@@ -60,9 +61,9 @@ def test_all_rows_of_a_text_have_its_weight(kind, options, rows_each):
     batch = draw(kind, rows, **options, weight="w")
     expected = [float(weights[row["prompt"]]) for row in batch["fields"].tolist()]
     assert batch["row_weights"].tolist() == expected and len(expected) == 3 * rows_each
-    facts = kind.facts({**options, "weight": "w"})
+    facts = kind.Options(**options, weight="w").facts()
     assert "w" in facts.fields and set(batch.keys()) == set(facts.writes) >= {*GIVEN_COLUMNS, "row_weights"}
-    assert "row_weights" not in kind.facts({**options, "weight": None}).writes
+    assert "row_weights" not in kind.Options(**options, weight=None).facts().writes
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_ranks_share_what_one_draws_and_go_on_on_another_number(size, ranks):
 
     def steps(world, states=None):
         encoder = Encoder(TOKENIZER, "none", None, None, "response")
-        source = DatasetSource(source_context(world, encoder, rows, 8, 2), response="response")
+        source = DatasetSource(DatasetSource.Options(response="response"), source_context(world, encoder, rows, 8, 2))
         if states:
             source.load_state_dict(states[0])
         found = []
@@ -214,7 +214,7 @@ def test_streams_go_on_with_the_very_rows_on_any_number_of_ranks(size, ranks, st
     def steps(world, states=None):
         encoder = Encoder(TOKENIZER, "none", None, None, "response")
         rows = streamed({"a": 3, "c": 2}, most=1)
-        source = DatasetSource(source_context(world, encoder, rows, 8, 2), response="answer")
+        source = DatasetSource(DatasetSource.Options(response="answer"), source_context(world, encoder, rows, 8, 2))
         if states:
             source.load_state_dict(json.loads(json.dumps(states[0])))
         return [(world.gather(source.state_dict()), told(source.next(Metrics()))) for _ in range(5)]

@@ -104,7 +104,7 @@ def test_a_run_goes_on_with_the_very_rows_on_any_number_of_ranks(files, ranks, k
     def steps(world, states=None):
         filters = [short_prompts(ENCODER, PromptLimit(2, "drop"))]  # of three tokens, 10= to 22=, are dropped
         stream = parts(files).open(5, filters, [].append)
-        source = kind(source_context(world, ENCODER, stream, 8, seed=2, shuffle=shuffle), **options)
+        source = kind(kind.Options(**options), source_context(world, ENCODER, stream, 8, seed=2, shuffle=shuffle))
         if states is not None:
             source.load_state_dict(json.loads(json.dumps(states[0])))
         return [(world.gather(source.state_dict()), source.next(Metrics())) for _ in range(6)]

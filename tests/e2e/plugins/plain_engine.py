@@ -1,37 +1,53 @@
 """An engine of one's own: without a cache, it reads the whole text again for every new token."""
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from rft.rollout.engine.base import Completion, Engine, EngineContext, OnCompletion, Request
+from rft.rollout.engine.base import (
+    Completion,
+    Engine,
+    EngineCheckContext,
+    EngineContext,
+    EngineOptions,
+    OnCompletion,
+    Request,
+)
 from rft.rollout.engine.sampling import Sampling
 
 
-class PlainEngine(Engine):
-    """Samples one text after another with the model of the run.
+@dataclass(frozen=True)
+class PlainOptions(EngineOptions):
+    """Options of `PlainEngine`.
 
-    Args:
-        context: of the run.
+    Attributes:
         min_tokens: no text ends before it has so many tokens.
     """
 
-    def __init__(self, context: EngineContext, min_tokens: int) -> None:
-        self.model = context.model.eval()
-        self.tokenizer = context.tokenizer
-        self.min_tokens = min_tokens
-        self.version = 0
+    min_tokens: int
 
-    @classmethod
-    def check(cls, options: dict[str, Any], sampling: Sampling) -> None:
+    def check(self, context: EngineCheckContext) -> None:
+        sampling = context.sampling
         if sampling.truncates() or sampling.stop:
             raise ValueError("rollout: PlainEngine draws from the whole distribution; set no truncation and stop=[]")
-        if options["min_tokens"] > sampling.max_new_tokens:
+        if self.min_tokens > sampling.max_new_tokens:
             raise ValueError(
-                f"rollout.engine.min_tokens={options['min_tokens']}: lower it to rollout.max_new_tokens or below"
+                f"rollout.engine.min_tokens={self.min_tokens}: lower it to rollout.max_new_tokens or below"
             )
+
+
+class PlainEngine(Engine):
+    """Samples one text after another with the model of the run."""
+
+    Options = PlainOptions
+
+    def __init__(self, options: PlainOptions, context: EngineContext) -> None:
+        super().__init__(options, context)
+        self.model = context.model.eval()
+        self.version = 0
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         self.model.load_state_dict(dict(tensors), assign=True)
@@ -53,6 +69,7 @@ class PlainEngine(Engine):
 
     def complete(self, prompt: list[int], seed: int, limit: int, temperature: float) -> Completion:
         """One text; temperature 0 takes the most likely tokens, whose log-probabilities are those of temperature 1."""
+        tokenizer = self.context.tokenizer
         generator = torch.Generator(self.model.device).manual_seed(seed)
         tokens: list[int] = []
         logprobs: list[float] = []
@@ -60,13 +77,13 @@ class PlainEngine(Engine):
         while len(tokens) < limit and reason == "length":
             ids = torch.tensor([prompt + tokens], device=self.model.device)  # (1, T)
             logits = self.model(input_ids=ids).logits[0, -1].float()  # (V,)
-            if len(tokens) + 1 < self.min_tokens:
-                logits[self.tokenizer.eos_token_id] = -torch.inf
+            if len(tokens) + 1 < self.options.min_tokens:
+                logits[tokenizer.eos_token_id] = -torch.inf
             distribution = torch.log_softmax(logits / (temperature or 1.0), -1)  # (V,)
             draw = torch.multinomial(distribution.exp(), 1, generator=generator) if temperature else logits.argmax()
             tokens.append(int(draw))
             logprobs.append(float(distribution[tokens[-1]]))
-            if tokens[-1] == self.tokenizer.eos_token_id:
+            if tokens[-1] == tokenizer.eos_token_id:
                 reason = "stop"
-        text = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        text = tokenizer.decode(tokens, skip_special_tokens=True)
         return Completion(tokens, logprobs, reason, text, [self.version] * len(tokens))

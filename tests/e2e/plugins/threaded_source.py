@@ -2,39 +2,26 @@
 
 import copy
 import threading
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from tensordict import TensorDict
 
-from rft.data.base import GivenSource, SourceContext, SourceFacts
-from rft.data.given.supervised import DatasetSource
+from rft.data.base import SourceContext
+from rft.data.given.supervised import DatasetOptions, DatasetSource
 from rft.metrics import Metrics
 
 PREPARED_BY: list[str] = []  # the thread that prepared each batch, for the test
 
 
-class ThreadedSource(GivenSource):
-    """The batches of a `DatasetSource`, one step ahead. The thread takes part in no collective.
+class ThreadedSource(DatasetSource):
+    """The batches of a `DatasetSource`, one step ahead. The thread takes part in no collective."""
 
-    Args:
-        context: of the stage.
-        response: the field of a row that trains.
-    """
-
-    def __init__(self, context: SourceContext, *, response: str) -> None:
-        self.source = DatasetSource(context, response=response)
+    def __init__(self, options: DatasetOptions, context: SourceContext) -> None:
+        super().__init__(options, context)
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare")
-        self.delivered = self.source.state_dict()  # the place in the data behind the last batch that was taken
+        self.delivered = super().state_dict()  # the place in the data behind the last batch that was taken
         self.prepared: Future[tuple[TensorDict, dict[str, Any]]] | None = None
-
-    @classmethod
-    def facts(cls, options: Mapping[str, Any]) -> SourceFacts:
-        return DatasetSource.facts(options)
-
-    def samples(self) -> bool:
-        return False
 
     def next(self, metrics: Metrics) -> TensorDict:
         waiting = self.prepared or self.thread.submit(self.prepare)
@@ -45,18 +32,15 @@ class ThreadedSource(GivenSource):
     def prepare(self) -> tuple[TensorDict, dict[str, Any]]:
         """The next batch, and the place in the data behind it."""
         PREPARED_BY.append(threading.current_thread().name)
-        batch = self.source.next(Metrics())
-        return batch, copy.deepcopy(self.source.state_dict())
-
-    def texts(self, position: int, row: dict[str, Any]) -> list[dict[str, Any]]:
-        return self.source.texts(position, row)
+        batch = super().next(Metrics())
+        return batch, copy.deepcopy(super().state_dict())
 
     def state_dict(self) -> dict[str, Any]:
         return self.delivered  # the batch that waits is drawn again
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.prepared is not None:
-            self.prepared.result()  # the thread uses the source no more
+            self.prepared.result()  # the thread draws no more
         self.prepared = None
-        self.source.load_state_dict(state)
+        super().load_state_dict(state)
         self.delivered = state

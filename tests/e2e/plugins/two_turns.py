@@ -1,14 +1,13 @@
 """A source whose trajectories have two sampled segments around a given one: answer, hint, second answer."""
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 from tensordict import TensorDict
 
 from rft.batch.collate import collate
 from rft.batch.columns import SOURCE_COLUMNS
 from rft.batch.trajectory import Finish, Segment, Trajectory, to_row
-from rft.data.base import CheckContext, Source, SourceFacts
+from rft.data.base import CheckContext, Source, SourceFacts, SourceOptions
 from rft.data.encode.encoder import Encoder
 from rft.metrics import Metrics
 from rft.rollout.answers import sampled_segment
@@ -18,40 +17,43 @@ from rft.rollout.source.base import RolloutContext
 BATCHES: list[TensorDict] = []  # for the test
 
 
-class TwoTurnSource(Source):
-    """The policy answers a prompt, reads a hint and answers again. The reward reads both answers and the hint.
+@dataclass(frozen=True)
+class TwoTurnOptions(SourceOptions):
+    """Options of `TwoTurnSource`.
 
-    Args:
-        context: of the stage; each answer has at most half of `rollout.max_new_tokens`, without the hint.
+    Attributes:
         hint: the text between the answers.
     """
 
-    def __init__(self, context: RolloutContext, *, hint: str) -> None:
-        self.temperature = context.sampling.temperature
-        self.context = context
-        self.hint = hint
-        self.hint_tokens = context.encoder.encode([hint])[0]
-        self.position = 0
+    hint: str
 
-    @classmethod
-    def facts(cls, options: Mapping[str, Any]) -> SourceFacts:
+    def facts(self) -> SourceFacts:
         sampled = ("rollout_logprobs", "version", "turn", "scores", "terms")
         return SourceFacts((*SOURCE_COLUMNS, *sampled), fields=("prompt",), sampled="always", scores=True)
 
-    @classmethod
-    def check_tokens(cls, options: Mapping[str, Any], context: CheckContext, encoder: Encoder) -> None:
-        hint = len(encoder.encode([options["hint"]])[0])
+    def check_tokens(self, context: CheckContext, encoder: Encoder) -> None:
+        hint = len(encoder.encode([self.hint])[0])
         if hint + 2 > context.max_new_tokens:
             raise ValueError(f"{context.key}.hint has {hint} tokens: raise {context.cap_key} to {hint + 2} or more")
 
-    def samples(self) -> bool:
-        return True
+
+class TwoTurnSource(Source):
+    """The policy answers a prompt, reads a hint and answers again. The reward reads both answers and the hint.
+
+    Each answer has at most half of `rollout.max_new_tokens`, without the hint.
+    """
+
+    Options = TwoTurnOptions
+
+    def __init__(self, options: TwoTurnOptions, context: RolloutContext) -> None:
+        super().__init__(options, context)
+        self.temperature = context.sampling.temperature
+        self.hint_tokens = context.encoder.encode([options.hint])[0]
 
     def next(self, metrics: Metrics) -> TensorDict:
-        context, world = self.context, self.context.world
-        positions = list(range(self.position + world.rank, self.position + context.prompts, world.size))
-        self.position += context.prompts
-        rows = [context.rows[position % len(context.rows)] for position in positions]
+        context = self.context
+        drawn = self.row_sampler.take(context.prompts)[context.share]
+        positions, rows = [position for position, _ in drawn], [context.rows[row] for _, row in drawn]
         prompts = context.encoder.prompts(rows)
         limit = (context.sampling.max_new_tokens - len(self.hint_tokens)) // 2
         limits = [limit] * context.group_size
@@ -69,7 +71,9 @@ class TwoTurnSource(Source):
             prompt, row = prompts[number // context.group_size], rows[number // context.group_size]
             hint = Segment(self.hint_tokens, trains=False)
             segments = [Segment(prompt, trains=False), sampled_segment(start), hint, sampled_segment(end)]
-            trajectories.append(Trajectory(segments, Finish(end.finish_reason, start.text + self.hint + end.text), row))
+            trajectories.append(
+                Trajectory(segments, Finish(end.finish_reason, start.text + self.options.hint + end.text), row)
+            )
         texts = [trajectory.finish.text for trajectory in trajectories if trajectory.finish is not None]
         scores = context.score(texts, [trajectory.row for trajectory in trajectories])
         made = []
@@ -80,9 +84,3 @@ class TwoTurnSource(Source):
             made.append(row)
         BATCHES.append(batch := collate(made))
         return batch
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"position": self.position}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.position = state["position"]

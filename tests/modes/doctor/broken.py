@@ -82,8 +82,8 @@ class Rounds(HFEngine):
 
 
 class ComputesInBfloat16(HFEngine):
-    def __init__(self, context, max_rows, dtype, cuda_graphs):
-        super().__init__(replace(context, dtype=torch.bfloat16), max_rows, dtype, cuda_graphs)
+    def __init__(self, options, context):
+        super().__init__(options, replace(context, dtype=torch.bfloat16))
 
 
 class Lies(HFEngine):
@@ -135,8 +135,8 @@ class ExpandsItself(HFEngine):
         for number, request in enumerate(requests):
             prompt = list(request.prompt)
             assert as_encoded(request.prompt).raw is not None and len(as_encoded(request.prompt).raw.ids) < len(prompt)
-            place = next(i for i, token in enumerate(prompt) if token in self.media.placeholders) + 1
-            check_expanded(number, prompt, prompt[:place] + prompt[place + self.lost :], self.tokenizer)
+            place = next(i for i, token in enumerate(prompt) if token in self.context.media.placeholders) + 1
+            check_expanded(number, prompt, prompt[:place] + prompt[place + self.lost :], self.context.tokenizer)
         return super().generate(requests, sampling, on_completion)
 
 

@@ -31,7 +31,8 @@ def watched(world: World, mode: SkipCompute | None) -> dict[str, dict[str, int]]
             tensors = [tensor for _, tensor in actor.weights()]
         assert tensors
         del tensors
-        engine = HFEngine(engine_context(actor.plain_model(), actor.tokenizer, computes=torch.bfloat16), 8, None, False)
+        options = HFEngine.Options(max_rows=8, dtype=None, cuda_graphs=False)
+        engine = HFEngine(options, engine_context(actor.plain_model(), actor.tokenizer, computes=torch.bfloat16))
         for stage in ("publish", "another publish"):
             with tracker.stage(stage):
                 engine.update_weights(0, actor.weights(engine.gather_options))

@@ -29,7 +29,7 @@ def engine_of(model, encode, tmp_path, max_rows):
         dtype=torch.float32,
         media=encode.media_facts,
     )
-    engine = HFEngine(context, max_rows=max_rows, dtype=None, cuda_graphs=False)
+    engine = HFEngine(HFEngine.Options(max_rows=max_rows, dtype=None, cuda_graphs=False), context)
     engine.update_weights(1, model.state_dict().items())
     return engine
 

@@ -37,7 +37,7 @@ def test_weights_are_shared_but_while_a_cpu_samples(device):
     actor = build().float()
     tokenizer = word_tokenizer(VOCABULARY)
     context = replace(engine_context(copy.deepcopy(actor), tokenizer), device_type=device)
-    engine = HFEngine(context, 64, None, False)
+    engine = HFEngine(HFEngine.Options(max_rows=64, dtype=None, cuda_graphs=False), context)
     weights, looks = actor.state_dict(), []
 
     def look(*_):
@@ -81,7 +81,8 @@ def bare(dtype, own=None):
     """An engine without weights, whose trainer computes in a dtype, and weights for it in float32."""
     model = build().float()
     weights = {key: value.clone() for key, value in model.state_dict().items()}
-    return HFEngine(engine_context(model, word_tokenizer(VOCABULARY), computes=dtype), 64, own, False), weights
+    options = HFEngine.Options(max_rows=64, dtype=own, cuda_graphs=False)
+    return HFEngine(options, engine_context(model, word_tokenizer(VOCABULARY), computes=dtype)), weights
 
 
 def held(engine):
@@ -102,7 +103,7 @@ def test_the_engine_holds_the_trainers_dtype_unless_it_has_its_own():
         assert {parameter.dtype for parameter in engine.model.parameters()} == {dtype}
         shared = engine.model.model.norm.weight.data_ptr() == weights["model.norm.weight"].data_ptr()
         assert shared == (dtype == torch.float32), "what is not rounded is not copied"
-        assert HFEngine.compute_dtype({"dtype": own}, str(trainer).removeprefix("torch.")) == str(dtype)[6:]
+        assert engine.options.compute_dtype({}, str(trainer).removeprefix("torch.")) == str(dtype)[6:]
 
 
 def test_asleep_it_holds_nothing_and_wakes_with_the_same_answers():

@@ -23,12 +23,14 @@ from tests.e2e.test_conversations import learn_chats
 from tests.e2e.test_tool_formats import CALLS, check_calls, learn_calls, tool_run
 from tests.families.rows import encoder, rows
 from tests.helpers import engine_context
+from tests.rollout.contexts import engine_check_context
 from tests.rollout.media import check_samples_with_media, family_for_vllm
 from tests.rollout.server.real_servers import until
 from tests.rollout.word_models import END, word_tokenizer
 
 VOCABULARY = 64
 PLAIN = Sampling(8, 1.0, 1.0, 0, 0.0, [], None)
+OPTIONS = VLLMEngine.Options(sleep_level=None, merge_lora=True)
 RUN = ("rollout=vllm", "+rollout.engine_args.enforce_eager=true")
 needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed")
 
@@ -51,9 +53,8 @@ def tokenizer():
 @pytest.fixture(scope="module")
 def engine(tokenizer, tmp_path_factory):
     arguments = {"dtype": "float32", "enforce_eager": True, "gpu_memory_utilization": 0.1}
-    built = VLLMEngine(
-        engine_context(model(), tokenizer, tmp_path_factory.mktemp("run"), start("cpu"), **arguments), None, True
-    )
+    context = engine_context(model(), tokenizer, tmp_path_factory.mktemp("run"), start("cpu"), **arguments)
+    built = VLLMEngine(OPTIONS, context)
     yield built
     built.close()
 
@@ -152,7 +153,7 @@ def test_weights_that_the_policy_does_not_send_are_named(engine):
 def test_heads_that_a_cpu_has_no_attention_for_are_refused(tokenizer, tmp_path):
     small = Qwen3ForCausalLM(Qwen3Config(vocab_size=VOCABULARY, hidden_size=48, num_attention_heads=2, head_dim=24))
     with pytest.raises(ValueError, match=r"actor.model_config.head_dim=24: on a CPU vLLM has attention for 32, 64"):
-        VLLMEngine(engine_context(small, tokenizer, tmp_path, start("cpu"), gpu_memory_utilization=0.1), None, True)
+        VLLMEngine(OPTIONS, engine_context(small, tokenizer, tmp_path, start("cpu"), gpu_memory_utilization=0.1))
 
 
 @needs_vllm
@@ -160,7 +161,7 @@ def test_heads_that_a_cpu_has_no_attention_for_are_refused(tokenizer, tmp_path):
 def test_a_cpu_cannot_sleep(engine, tokenizer, tmp_path):
     assert engine.sleep_level == 0
     with pytest.raises(ValueError, match=r"rollout.engine.sleep_level=2.*set null"):
-        VLLMEngine(engine_context(model(), tokenizer, tmp_path, start("cpu")), 2, True)
+        VLLMEngine(replace(OPTIONS, sleep_level=2), engine_context(model(), tokenizer, tmp_path, start("cpu")))
 
 
 @pytest.fixture
@@ -178,7 +179,7 @@ def with_media(monkeypatch, tmp_path):
         encode.processor.keeps_raw = VLLMEngine.facts.has_processor
         arguments = {"dtype": "float32", "enforce_eager": True, "gpu_memory_utilization": 0.2}  # beside another engine
         context = engine_context(one.model(), encode.processor.tokenizer, tmp_path, start("cpu"), **arguments)
-        made.append(VLLMEngine(replace(context, media=encode.media_facts), None, True))
+        made.append(VLLMEngine(OPTIONS, replace(context, media=encode.media_facts)))
         return one, encode, made[0]
 
     yield make
@@ -327,19 +328,19 @@ def test_two_ranks_sample_what_they_train(ranks_an_engine, tmp_path, sized, shar
 )
 def test_what_vllm_cannot_do_is_refused_before_it_starts(arguments, sampling, message):
     with pytest.raises(ValueError, match=message):
-        VLLMEngine.check({"engine_args": arguments, "merge_lora": True}, sampling)
+        OPTIONS.check(engine_check_context(sampling, engine_args=arguments))
         VLLMEngine.check_sampling(sampling, logprobs=True)
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vllm is installed")
 def test_a_missing_package_is_named_with_the_cure():
     with pytest.raises(ValueError, match=r"vllm is not installed; install it with `pip install 'rft\[vllm\]'`"):
-        VLLMEngine.check_here({"sleep_level": None})
+        OPTIONS.check_here()
 
 
 def test_the_yaml_fits_the_class(resolved):
     node = resolved("rollout=vllm")["rollout"]
     options = Target(node["engine"], "rollout.engine", CONTEXT).options
-    assert options == {"sleep_level": None, "merge_lora": True}
+    assert options == OPTIONS
     assert node["engine_args"]["dtype"] == "float32"
     assert resolved("rollout=vllm", "strategy.dtype=bfloat16")["rollout"]["engine_args"]["dtype"] == "bfloat16"

@@ -29,9 +29,8 @@ REQUESTS = [Request([*range(3, 19)] * 18, [1, 2]), Request([5, 6, 7], [3])]  # 2
 def start_engine(actor, folder):
     arguments = {"dtype": "float32", "enforce_eager": True, "gpu_memory_utilization": 0.1}
     lora = Lora(**lora_options(rank=4))
-    return VLLMEngine(
-        engine_context(actor.plain_model(), actor.tokenizer, folder, start("cpu"), lora, **arguments), None, False
-    )
+    context = engine_context(actor.plain_model(), actor.tokenizer, folder, start("cpu"), lora, **arguments)
+    return VLLMEngine(VLLMEngine.Options(sleep_level=None, merge_lora=False), context)
 
 
 def policy(seed=0, **lora):

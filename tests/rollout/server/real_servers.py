@@ -35,9 +35,9 @@ def judges(engine, model):
     judge.check()
     said = {}
     for text in map(str, range(40)):
-        best = model(engine._tokenizer(f"3a{text}", return_tensors="pt").input_ids).logits[0, -1].argmax()
+        best = model(engine.context.tokenizer(f"3a{text}", return_tensors="pt").input_ids).logits[0, -1].argmax()
         if int(best) not in (1, 5, 6):  # these end a text
-            said[text] = engine._tokenizer.decode([int(best)])
+            said[text] = engine.context.tokenizer.decode([int(best)])
     graded = [Grade(**grade, words=["a", "b"], key="")(text) for text in said.values()]
 
     async def judged():

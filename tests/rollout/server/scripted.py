@@ -64,16 +64,16 @@ def make_engine(world, server_api, folder: Path, servers=(), model=None, **chang
         def server_api(engine_args, media=None, forbidden=()):
             return server_api
 
-    return Kind(engine_context(model, word_tokenizer(40), folder, world), Servers(**options))
+    return Kind(Kind.Options(servers=Servers(**options)), engine_context(model, word_tokenizer(40), folder, world))
 
 
 @contextlib.contextmanager
 def deadlines(samples, **seconds):
     """Other deadlines of an engine for a while: short ones are for what never comes, as a busy machine misses them."""
-    before = {name: getattr(samples._options, name) for name in seconds}
-    vars(samples._options).update(seconds)
+    before = {name: getattr(samples.options.servers, name) for name in seconds}
+    vars(samples.options.servers).update(seconds)
     yield
-    vars(samples._options).update(before)
+    vars(samples.options.servers).update(before)
 
 
 def tied_model(vocabulary):

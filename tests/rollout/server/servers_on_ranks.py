@@ -48,7 +48,7 @@ def main() -> None:
         while not Path(folder, "killed all").exists():
             time.sleep(0.02)
     dist.barrier()
-    engine._options.start_s = 0.5
+    vars(engine.options.servers)["start_s"] = 0.5
     try:
         engine.update_weights(3, tensors(3))
     except OSError as error:

@@ -34,10 +34,11 @@ def texts(vocabulary, rows=12):
 def check_columns(addresses, folder, tokenizer):
     """Servers of the model in a folder tell what it says here."""
     world = start("cpu")
-    there = yaml_options("teacher/teacher_server.yaml", addresses=addresses, token=TOKEN, top_k=TOP)
-    ServedTeacher.check_here(world, there, tokenizer, lambda: 100)
+    options = yaml_options("teacher/teacher_server.yaml", addresses=addresses, token=TOKEN, top_k=TOP)
+    there = ServedTeacher.Options(**options)
+    there.check_here(world, tokenizer, lambda: 100)
     context = ModelContext("teacher", world, make_strategy(world), tokenizer, 0)
-    served = ServedTeacher(context, **there)
+    served = ServedTeacher(there, context)
     rows = {"packing": True, "share_prefix": False, "liger": False, "micro_batch_tokens": 512}
     here = yaml_options(
         "teacher/teacher.yaml", path=str(folder), model_config=None, trust_remote_code=False, top_k=TOP, **rows

@@ -29,7 +29,7 @@ def gap_of_ten_turns(engine, model, sampling):
     """
     node = {"_target_": f"{__name__}.Echo"}
     environments = Environments.of(EnvironmentOptions(classes={"echo": node}, **{**OPTIONS, "max_turns": TURNS}))
-    answerer = EpisodeAnswerer(environments, Encoder(engine._tokenizer, "turns", None), engine, 256)
+    answerer = EpisodeAnswerer(environments, Encoder(engine.context.tokenizer, "turns", None), engine, 256)
     rows, differences, turns = [{"prompt": "ab 12"}, {"prompt": "7"}], [], []
     for group in answerer.answer(rows, [list(range(32)), list(range(32, 64))], sampling, lambda *_: None):
         for trajectory in group:

@@ -64,8 +64,9 @@ def test_every_sample_comes_once_and_in_order(kind, fakes, engine):
 def test_a_request_excludes_the_ids_that_have_no_token(kind, fakes, tmp_path):
     """The model has 40 rows for 37 words."""
     servers = Servers(**OPTIONS | {"addresses": [server.address for server in fakes(1)]})
+    merged = {"merge_lora": True} if kind is VLLMServers else {}
     context = engine_context(plain_model(), word_tokenizer(37), tmp_path, start("cpu"))
-    with closing(kind(context, servers, **({"merge_lora": True} if kind is VLLMServers else {}))) as engine:
+    with closing(kind(kind.Options(servers=servers, **merged), context)) as engine:
         [request] = engine._sample_requests(Request([3], [1]), SAMPLING)
     assert request.post.body["sampling_params"]["logit_bias"] == {37: -1e9, 38: -1e9, 39: -1e9}
 

@@ -53,7 +53,7 @@ def served(request, monkeypatch, tmp_path):
     encode.processor.keeps_raw = kind.facts.has_processor
     context = engine_context(one.model(), encode.processor.tokenizer, tmp_path, start("cpu"), **arguments)
     servers = Servers(**yaml_options("rollout/engine/servers/_base.yaml", count=1, python=python, poll_s=0.5))
-    engine = kind(replace(context, media=encode.media_facts), servers, **options)
+    engine = kind(kind.Options(servers=servers, **options), replace(context, media=encode.media_facts))
     yield one, encode, engine
     engine.close()
 

@@ -111,12 +111,12 @@ def test_a_server_that_hangs_is_started_anew(launch, tmp_path, monkeypatch):
     monkeypatch.setattr("rft.remote.server_process.GRACE_S", 0.3)
     samples = launch(count=1)
     samples.update_weights(1, weights(1).items())
-    samples._options.start_s = 3.0
+    vars(samples.options.servers)["start_s"] = 3.0
     [pid], [process] = pids(tmp_path, 0), samples._processes
     begun = process.started
     os.kill(pid, signal.SIGSTOP)
     await_that(lambda: process.started > begun)
-    samples._options.start_s = 20.0
+    vars(samples.options.servers)["start_s"] = 20.0
     await_that(lambda: len(pids(tmp_path, 0)) == 2)
     assert not lives(pid)
     assert said(samples.generate(requests(), SAMPLING)) == right(requests(), 1)

@@ -19,6 +19,7 @@ from rft.rollout.server.sglang import SGLangApi, SGLangServers
 from rft.rollout.server.weights.version import WeightVersion
 from rft.setup.components import Components
 from tests.helpers import yaml_options
+from tests.rollout.contexts import engine_check_context
 from tests.rollout.server.scripted import SAMPLING, make_engine, requests, right, said, weights
 
 
@@ -124,22 +125,22 @@ def test_what_an_engine_cannot_draw_is_refused_by_its_key(overrides, message, re
 
 
 def test_changed_elements_alone_are_nothing_for_sglang():
-    options = {"engine_args": {}, "servers": Servers(**shared(transport="group", deltas=True))}
+    options = SGLangServers.Options(servers=Servers(**shared(transport="group", deltas=True)))
     with pytest.raises(ValueError, match=r"^rollout\.engine\.servers\.deltas=true: SGLang's servers receive whole"):
-        SGLangServers.check(options, how())
+        options.check(engine_check_context(how()))
 
 
 def test_handles_of_shared_memory_are_nothing_for_sglang():
-    options = {"engine_args": {}, "servers": Servers(**shared(transport="ipc"))}
+    options = SGLangServers.Options(servers=Servers(**shared(transport="ipc")))
     with pytest.raises(ValueError, match=r"^rollout\.engine\.servers\.transport=ipc: SGLang .*; set it to folder"):
-        SGLangServers.check(options, how())
+        options.check(engine_check_context(how()))
 
 
 def test_sglang_servers_that_cannot_be_started_here_are_refused(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"servers\.python: sglang is not installed here.*install_sglang_cpu\.sh"):
-        SGLangServers.check_here({"engine_args": {}, "servers": Servers(**shared())})
-    SGLangServers.check_here({"engine_args": {}, "servers": Servers(**shared(python=sys.executable))})
+        SGLangServers.Options(servers=Servers(**shared())).check_here()
+    SGLangServers.Options(servers=Servers(**shared(python=sys.executable))).check_here()
 
 
 def test_a_request_of_sglang_says_how_every_token_is_drawn_and_ends():

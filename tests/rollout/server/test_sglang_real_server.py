@@ -54,10 +54,10 @@ def engine(model, tmp_path_factory):
     python = interpreter("sglang") or pytest.skip("RFT_SGLANG_PYTHON names no interpreter, and this one has no sglang")
     folder, tokenizer = tmp_path_factory.mktemp("run"), characters(alphabet="0123456789abcdefghijklmnop ")
     tokenizer.chat_template = "{{ messages[-1].content }}"
-    options = Servers(**shared(python=python))
+    options = SGLangServers.Options(servers=Servers(**shared(python=python)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
-        made = SGLangServers(engine_context(model, tokenizer, folder, start("cpu"), dtype="float32"), options)
+        made = SGLangServers(options, engine_context(model, tokenizer, folder, start("cpu"), dtype="float32"))
         try:
             made.update_weights(1, model.state_dict().items())
             patch.setenv(TOKEN, key_of(made))
@@ -114,9 +114,9 @@ def test_dialogues_of_ten_turns_have_the_log_probabilities_of_the_model(engine, 
 @pytest.mark.slow
 def test_a_real_server_is_a_teacher(engine, model, tiny, tmp_path):
     model.save_pretrained(tmp_path / "teacher")
-    engine._tokenizer.save_pretrained(tmp_path / "teacher")
+    engine.context.tokenizer.save_pretrained(tmp_path / "teacher")
     addresses = [f"{server.client.host}:{server.client.port}" for server in engine._servers]
-    check_columns(addresses, tmp_path / "teacher", engine._tokenizer)
+    check_columns(addresses, tmp_path / "teacher", engine.context.tokenizer)
     run = ("algorithm=on_policy_distill", "algorithm/terms=[reverse_kl]", "warmup=none", "steps=1")
     check_runs(addresses, tmp_path / "teacher", tiny, tmp_path, run)
 
@@ -135,7 +135,7 @@ def test_a_sample_of_a_real_server_ends_at_its_end(engine, monkeypatch):
     [group] = engine.generate([Request(PROMPT, [3, 4, 5], limits=[1, 2, 300])], how())
     assert [len(row.tokens) <= most for row, most in zip(group, (1, 2, 24), strict=True)] == [True] * 3
     [group] = engine.generate([Request(PROMPT, list(range(60)))], how(stop=["7", "cd"]))
-    seven = engine._tokenizer.convert_tokens_to_ids("7")
+    seven = engine.context.tokenizer.convert_tokens_to_ids("7")
     assert all("7" not in row.text and "cd" not in row.text and seven not in row.tokens[:-1] for row in group)
     assert sum(row.finish_reason == "stop" and row.tokens[-1] == seven for row in group) > 5
 
@@ -154,11 +154,11 @@ def test_a_real_server_is_a_judge(engine, model):
 def test_a_real_server_serves_new_weights_and_forgets_old_prefixes(engine, model, monkeypatch):
     requests = [Request([3 + number * 7 % 26 for number in range(180)], [1, 2, 3]), Request(PROMPT, [4, 5, 6])]
     for version, transport in enumerate(("folder", "group", "group"), 2):
-        monkeypatch.setattr(engine._options, "transport", transport)
+        monkeypatch.setitem(vars(engine.options.servers), "transport", transport)
         assert gap(model, requests, engine.generate(requests, how())) < 1e-4
         disturb(model)
         assert gap(model, requests, engine.generate(requests, how())) > 1e-2, "these weights are another model"
-        monkeypatch.setattr(engine._options, "sleep", version < 4)
+        monkeypatch.setitem(vars(engine.options.servers), "sleep", version < 4)
         engine.sleep()
         assert (engine._loop.run(engine._server_api.version(engine._servers[0].client)) is None) == (version < 4)
         engine.update_weights(version, model.state_dict().items())
@@ -211,7 +211,7 @@ def test_samples_that_a_load_ends_are_asked_for_again(engine, model):
 
 @pytest.mark.slow
 def test_a_real_server_that_is_killed_is_started_anew_with_the_current_weights(engine, model, monkeypatch):
-    monkeypatch.setattr(engine._options, "transport", "group")
+    monkeypatch.setitem(vars(engine.options.servers), "transport", "group")
     requests = [Request([number % 23 + 7, number], list(range(8))) for number in range(29)]
     before = processes_of(engine._servers[0].client.port)
 

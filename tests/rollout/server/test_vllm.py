@@ -22,6 +22,7 @@ from rft.rollout.server.server_api import Aborted, ServerPrompt
 from rft.rollout.server.vllm import VLLMApi, VLLMServers
 from rft.rollout.server.weights.version import Adapter, WeightVersion
 from tests.helpers import yaml_options
+from tests.rollout.contexts import engine_check_context
 from tests.rollout.media import MEDIA
 
 PAGE = Path(rft.__file__).parent.parent / "docs" / "engines.md"
@@ -114,9 +115,13 @@ def test_sampling_that_vllm_does_as_asked_passes(changes):
     VLLMServers.check_sampling(how(**changes), logprobs=True)
 
 
-def check(engine_args, servers=None, **changes):
-    options = Servers(**yaml_options("rollout/engine/servers/_base.yaml", **servers or {}))
-    VLLMServers.check({"engine_args": engine_args, "servers": options, "merge_lora": True}, how(**changes))
+def options_of(**changes):
+    servers = Servers(**yaml_options("rollout/engine/servers/_base.yaml", **changes))
+    return VLLMServers.Options(servers=servers, merge_lora=True)
+
+
+def check(engine_args, servers):
+    options_of(**servers).check(engine_check_context(how(), engine_args=engine_args))
 
 
 def test_weights_are_rounded_to_the_type_that_servers_compute_in_alone():
@@ -127,7 +132,7 @@ def test_weights_are_rounded_to_the_type_that_servers_compute_in_alone():
 
 
 def check_here(**servers):
-    VLLMServers.check_here({"servers": Servers(**yaml_options("rollout/engine/servers/_base.yaml", **servers))})
+    options_of(**servers).check_here()
 
 
 def test_servers_are_started_only_where_vllm_can_be(monkeypatch):

@@ -17,6 +17,7 @@ from rft.setup.components import Components
 from tests.actor.lora.lora_on_ranks import lora_options
 from tests.conftest import SOON_S
 from tests.helpers import engine_context, yaml_options
+from tests.rollout.contexts import engine_check_context
 from tests.rollout.engine.test_vllm_lora import PLAIN, REQUESTS, off, policy, redraw
 from tests.rollout.server.fake_server import SERVER_INFO, FakeServer, answer_of, read_weights
 from tests.rollout.server.real_servers import QUIET, interpreter, until
@@ -36,7 +37,7 @@ def engine(tmp_path):
         for name, value in QUIET.items():
             patch.setenv(name, value)
         context = engine_context(actor.plain_model(), actor.tokenizer, tmp_path, start("cpu"), lora, **ARGUMENTS)
-        made = VLLMServers(context, servers, False)
+        made = VLLMServers(VLLMServers.Options(servers=servers, merge_lora=False), context)
         try:
             yield made
         finally:
@@ -119,9 +120,8 @@ def faked(tmp_path):
     """An engine and the server that it samples with."""
     server, lora = AdapterServer(), Lora(**lora_options(rank=4))
     options, actor = Servers(**OPTIONS | {"addresses": [server.address], "sync_s": 1.0, "poll_s": 0.01}), policy()
-    made = VLLMServers(
-        engine_context(actor.plain_model(), actor.tokenizer, tmp_path, start("cpu"), lora), options, False
-    )
+    context = engine_context(actor.plain_model(), actor.tokenizer, tmp_path, start("cpu"), lora)
+    made = VLLMServers(VLLMServers.Options(servers=options, merge_lora=False), context)
     yield made, server, actor
     made.close()
     server.kill()
@@ -191,22 +191,20 @@ def test_the_options_say_whether_adapters_are_merged(resolved):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("servers", "changes", "message"),
     [
-        ({"lora": None}, r"merge_lora=false: the policy has no adapters; set actor/lora=lora"),
-        ({"media": True}, r"rollout\.engine\.merge_lora=false: adapters beside the weights are for models of text"),
-        ({"engine_args": {"max_lora_rank": 8}}, r"engine_args.max_lora_rank: it follows from actor.lora; take it out"),
+        ({}, {"lora": None}, r"merge_lora=false: the policy has no adapters; set actor/lora=lora"),
+        ({}, {"media": True}, r"rollout\.engine\.merge_lora=false: adapters beside the weights are for models of text"),
         (
-            {"servers": Servers(**OPTIONS | {"count": 1, "transport": "group"})},
-            r"transport=group: servers read adapters",
+            {},
+            {"engine_args": {"max_lora_rank": 8}},
+            r"engine_args.max_lora_rank: it follows from actor.lora; take it out",
         ),
-        (
-            {"servers": Servers(**OPTIONS | {"count": 1, "sleep": True})},
-            r"sleep=true: sleeping servers discard the base weights",
-        ),
+        ({"transport": "group"}, {}, r"transport=group: servers read adapters"),
+        ({"sleep": True}, {}, r"sleep=true: sleeping servers discard the base weights"),
     ],
 )
-def test_what_servers_cannot_do_with_adapters_is_refused(changes, message):
-    options = {"engine_args": {}, "servers": Servers(**OPTIONS | {"count": 1}), "merge_lora": False}
+def test_what_servers_cannot_do_with_adapters_is_refused(servers, changes, message):
+    options = VLLMServers.Options(servers=Servers(**OPTIONS | {"count": 1} | servers), merge_lora=False)
     with pytest.raises(ValueError, match=message):
-        VLLMServers.check(options | {"lora": Lora(**lora_options()), "media": False} | changes, PLAIN)
+        options.check(engine_check_context(PLAIN, **{"lora": Lora(**lora_options()), **changes}))

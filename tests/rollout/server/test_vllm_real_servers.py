@@ -66,7 +66,7 @@ def started(model, folder, count, **arguments):
     tokenizer = characters(alphabet="0123456789abcdefghijklmnop ")
     tokenizer.chat_template = "{{ messages[-1].content }}"
     context = engine_context(model, tokenizer, folder, start("cpu"), **ARGUMENTS, **arguments)
-    return VLLMServers(context, Servers(**options), merge_lora=True)
+    return VLLMServers(VLLMServers.Options(servers=Servers(**options), merge_lora=True), context)
 
 
 @pytest.fixture(scope="module")
@@ -155,9 +155,9 @@ def test_dialogues_of_ten_turns_have_the_log_probabilities_of_the_model(engine, 
 @pytest.mark.slow
 def test_such_servers_are_a_teacher(engine, model, tiny, tmp_path):
     model.save_pretrained(tmp_path / "teacher")
-    engine._tokenizer.save_pretrained(tmp_path / "teacher")
+    engine.context.tokenizer.save_pretrained(tmp_path / "teacher")
     addresses = [f"{server.client.host}:{server.client.port}" for server in engine._servers]
-    check_columns(addresses, tmp_path / "teacher", engine._tokenizer)
+    check_columns(addresses, tmp_path / "teacher", engine.context.tokenizer)
     runs = ("algorithm=distill", "steps=2"), ("algorithm=on_policy_distill", "warmup=none", "steps=1")
     check_runs(addresses, tmp_path / "teacher", tiny, tmp_path, *runs)
 
@@ -182,7 +182,7 @@ def test_limits_and_stop_strings_end_a_sample(engine):
     [group] = engine.generate([Request(PROMPT, list(range(60)))], how(stop=["7", "cd"]))
     cut = [c for c in group if c.finish_reason == "stop" and c.tokens[-1] not in (1, 5, 6)]
     assert len(cut) > 5
-    seven = engine._tokenizer.convert_tokens_to_ids("7")
+    seven = engine.context.tokenizer.convert_tokens_to_ids("7")
     for completion in group:
         assert "7" not in completion.text and "cd" not in completion.text
         assert seven not in completion.tokens[:-1]
@@ -201,11 +201,11 @@ def test_new_weights_are_served_and_old_prefixes_forgotten(engine, model, monkey
         (5, "group", ""),
         (6, "group", "0.mlp.up_proj"),
     ):
-        if transport != engine._options.transport:
+        if transport != engine.options.servers.transport:
             for monitor in engine._pool._monitors:
                 monitor.connection.close()
-        monkeypatch.setattr(engine._options, "transport", transport)
-        monkeypatch.setattr(engine._options, "deltas", transport == "group")
+        monkeypatch.setitem(vars(engine.options.servers), "transport", transport)
+        monkeypatch.setitem(vars(engine.options.servers), "deltas", transport == "group")
         before = gap(model, requests, engine.generate(requests, how()))
         for name, weight in model.named_parameters():
             if version == 6:
@@ -213,7 +213,7 @@ def test_new_weights_are_served_and_old_prefixes_forgotten(engine, model, monkey
             else:
                 weight += (0.05 + 0.1 * bool(part)) * torch.randn_like(weight) * (part in name)
         stale = gap(model, requests, engine.generate(requests, how()))
-        monkeypatch.setattr(engine._options, "sleep", version < 4)
+        monkeypatch.setitem(vars(engine.options.servers), "sleep", version < 4)
         engine.sleep()
         assert [up(engine, server.client) for server in engine._servers] == [version >= 4] * 2
         engine.update_weights(version, model.state_dict().items())
@@ -251,7 +251,7 @@ def test_workers_without_the_receiver_get_weights_by_vllms_own_transfer(model, t
     monkeypatch.setattr(buckets, "BUCKET", 1)  # so that each tensor has a bucket
     engine = started(model, tmp_path, 1, weight_transfer_config={"backend": "nccl"}, tensor_parallel_size=2)
     try:
-        monkeypatch.setattr(engine._options, "transport", "group")
+        monkeypatch.setitem(vars(engine.options.servers), "transport", "group")
         port, leaders = engine._servers[0].client.port, []
         for version, part in enumerate(("", "", "1.self_attn.q_proj", ""), 1):
             if version == 2:  # some tensors of a fused layer have arrived
@@ -286,7 +286,7 @@ def test_experts_are_those_of_the_last_update(tmp_path, monkeypatch):
     engine = started(model, tmp_path, 1)
     try:
         for version, transport, part in ((1, "folder", ""), (2, "group", ""), (3, "group", "1.mlp.experts")):
-            monkeypatch.setattr(engine._options, "transport", transport)
+            monkeypatch.setitem(vars(engine.options.servers), "transport", transport)
             for name, weight in model.named_parameters():
                 weight += 0.1 * torch.randn_like(weight) * (part in name)
             engine.update_weights(version, model.state_dict().items())

@@ -1,6 +1,7 @@
 """Prompts chosen by their solve rate: what is tracked, what is drawn, and that ranks and restarts change nothing."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ FIXED = SolveRate(term="right", right=0.5, wrong=0.5, keep=0.75, forget=None)
 FADING = SolveRate(term="right", right=0.5, wrong=0.5, keep=0.96, forget=Forget(half=0.04, least=0.875))
 
 
-OPTIONS_OF_YAML = {"redraw": None, "interruption": None, "tracking": FIXED, "priority": None, "retire": None}
+PLAIN = CurriculumSource.Options(redraw=None, interruption=None, tracking=FIXED, priority=None, retire=None)
 
 
 class Encoder:
@@ -82,8 +83,8 @@ def source(
     context = rollout_context(
         world, Engine(), Encoder(), ROWS, prompts, group, SAMPLING, SEED, score=score, logprobs=policy
     )
-    options = {"redraw": redraw, "interruption": interruption, "priority": priority, "retire": retire}
-    return CurriculumSource(context, tracking=tracking, **options)
+    changes = {"redraw": redraw, "interruption": interruption, "priority": priority, "retire": retire}
+    return CurriculumSource(replace(PLAIN, tracking=tracking, **changes), context)
 
 
 def rates(mine):
@@ -96,7 +97,7 @@ def test_rates_by_hand(ranks):
     def work(world):
         mine = source(world, prompts=10)
         first, second = mine.next(Metrics()), mine.next(Metrics())
-        assert set(first.keys()) == set(CurriculumSource.facts(OPTIONS_OF_YAML).writes)
+        assert set(first.keys()) == set(PLAIN.facts().writes)
         right = {row: [0.5, 0.5] for row in range(10)}
         for batch in (first, second):
             before = {row: r / (r + w) for row, (r, w) in right.items()}
@@ -133,7 +134,7 @@ def test_a_prompt_that_comes_twice_in_a_step_is_learnt_of_in_order(ranks):
 def test_epochs_draw_what_the_plain_source_draws(ranks):
     def work(world):
         context = rollout_context(world, Engine(), Encoder(), ROWS, 4, 4, SAMPLING, SEED, score=parity)
-        plain = RolloutSource(context, redraw=None, interruption=None)
+        plain = RolloutSource(RolloutSource.Options(redraw=None, interruption=None), context)
         mine = source(world)
         for _ in range(4):
             a, b = plain.next(Metrics()), mine.next(Metrics())
@@ -208,7 +209,7 @@ def test_solved_prompts_are_not_drawn_again(ranks):
             numbers.append(metrics.reduce(world.gather)["rollout/retired"])
             assert numbers[-1] == pytest.approx(len(before) / 10)
         assert before >= {0, 1, 2} and numbers == sorted(numbers)
-        return mine._row_sampler.position
+        return mine.row_sampler.position
 
     assert ranks(1, work) == ranks(2, work)[:1]
 
@@ -238,7 +239,7 @@ OPTIONS = [
 
 def step(mine, heat):
     """One step of a policy that moves; what was drawn, by unit."""
-    mine._context.logprobs.heat = heat
+    mine.context.logprobs.heat = heat
     batch = mine.next(Metrics())
     texts = [row["text"] for row in fields(batch)]
     return dict(zip(batch["unit"].tolist(), zip(texts, batch["baseline_scores"].tolist(), strict=True), strict=True))
@@ -309,9 +310,10 @@ def test_numbers_out_of_range_are_refused(changes, message):
 
 
 def test_its_facts():
-    facts = CurriculumSource.facts(OPTIONS_OF_YAML)
+    facts = PLAIN.facts()
     assert facts.sampled == "always" and facts.scores and facts.given is None and facts.fields == ("prompt",)
-    assert set(facts.writes) == {*RolloutSource.facts(OPTIONS_OF_YAML).writes, "baseline_scores"}
+    parent = RolloutSource.Options(redraw=None, interruption=None).facts()
+    assert set(facts.writes) == {*parent.writes, "baseline_scores"}
 
 
 @pytest.mark.parametrize(
@@ -329,9 +331,9 @@ def test_its_facts():
     ],
 )
 def test_what_cannot_be_tracked_is_refused_before_a_model_is_loaded(changes, run, message):
-    CurriculumSource.check(OPTIONS_OF_YAML, check_context(mixture=True, shuffle=False))
+    PLAIN.check(check_context(mixture=True, shuffle=False))
     with pytest.raises(ValueError, match=message):
-        CurriculumSource.check(OPTIONS_OF_YAML | changes, check_context(**run))
+        replace(PLAIN, **changes).check(check_context(**run))
 
 
 def test_with_a_real_engine_the_change_is_that_of_its_own_weights(ranks):
@@ -353,8 +355,7 @@ def test_with_a_real_engine_the_change_is_that_of_its_own_weights(ranks):
         engine = hf_engine(model, tokenizer, 64)
         context = rollout_context(world, engine, Encoder(), ROWS, 10, 1, sampling, SEED, score=score, logprobs=logprobs)
         tracking = SolveRate("right", 0.5, 0.5, keep=1.0, forget=Forget(half=0.06, least=0.01))
-        options = {"redraw": None, "interruption": None, "priority": None, "retire": None}
-        mine = CurriculumSource(context, tracking=tracking, **options)
+        mine = CurriculumSource(replace(PLAIN, tracking=tracking), context)
         first = mine.next(Metrics())
         sampled = first["response_mask"]
         for row, answer in enumerate(fields(first)):

@@ -41,7 +41,7 @@ def score(texts, rows):
 
 def source(world, share=0.5, prompts=4, samples=1, seed=SEED):
     context = rollout_context(world, Engine(), ENCODER, ROWS, prompts, samples, SAMPLING, seed, score=score)
-    return MixedSource(context, response="good", sampled_share=share)
+    return MixedSource(of(share), context)
 
 
 def told(batch):
@@ -64,8 +64,9 @@ def test_a_step_is_all_given_or_all_sampled_and_every_row_comes_once_an_epoch(sa
     kinds, order = [sampled for sampled, _ in alone], RowSampler(range(9), SEED)
     assert len(set(kinds)) == 2, "there is something to tell apart"
     for sampled, batch in alone:
-        kind, options = (RolloutSource, {"interruption": None}) if sampled else (DatasetSource, {"response": "good"})
-        assert set(batch.keys()) == set(kind.facts(options).writes)
+        other = RolloutSource.Options(redraw=None, interruption=None)
+        facts = other.facts() if sampled else DatasetSource.Options(response="good").facts()
+        assert set(batch.keys()) == set(facts.writes)
         said = {}
         for position, place in order.take(4):
             row = ROWS[place]
@@ -114,16 +115,16 @@ def test_it_goes_on_where_it_was(ranks):
 
 
 def of(share):
-    return {"response": "good", "sampled_share": share}
+    return MixedSource.Options(response="good", sampled_share=share)
 
 
 def test_its_facts():
     for share in (0.0, 0.5):
-        facts = MixedSource.facts(of(share))
+        facts = of(share).facts()
         assert facts.fields == ("prompt", "good") and facts.sampled == "sometimes" and facts.scores
-        assert facts.given == GivenTexts(DatasetSource, {"response": "good"})
-    facts = MixedSource.facts(of(1.0))
+        assert facts.given == GivenTexts(DatasetSource, DatasetSource.Options(response="good"))
+    facts = of(1.0).facts()
     assert facts.fields == ("prompt",), "no response is ever asked for"
     assert facts.sampled == "always" and facts.given is None
-    assert MixedSource.always_sampled(of(0.3)) == of(1.0)
-    assert MixedSource.always_sampled(of(0.0)) == of(0.0), "no step ever is"
+    assert of(0.3).always_sampled() == of(1.0)
+    assert of(0.0).always_sampled() == of(0.0), "no step ever is"

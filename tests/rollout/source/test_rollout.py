@@ -3,6 +3,7 @@
 import io
 import logging
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from tests.rollout.contexts import NO_THOUGHTS, rollout_context
 ROWS = [{"prompt": f"{number}=", "answer": str(number)} for number in range(10)]
 SAMPLING = Sampling(3, temperature=0.7, top_p=1.0, top_k=0, min_p=0.0, stop=[], first_token=FirstToken(30.0, 16))
 GROUP = 4
-PLAIN = {"redraw": None, "interruption": None}
+PLAIN = RolloutSource.Options(redraw=None, interruption=None)
 SEED = 5
 
 
@@ -68,7 +69,7 @@ def score(signal):
 def source(world, signal=range(10), prompts=4, redraw=None, columns=(), scores=None, shuffle=True):
     own = {"score": scores or score(signal), "columns": columns, "shuffle": shuffle}
     context = rollout_context(world, Engine(), Encoder(), ROWS, prompts, GROUP, SAMPLING, SEED, **own)
-    return RolloutSource(context, redraw=redraw, interruption=None)
+    return RolloutSource(replace(PLAIN, redraw=redraw), context)
 
 
 def drawn(batch):
@@ -105,7 +106,7 @@ def test_a_row_of_the_batch():
 
 def test_a_batch_has_the_columns_that_it_promises(ranks):
     [batch] = ranks(1, lambda world: source(world).next(Metrics()))
-    assert set(batch.keys()) == set(RolloutSource.facts(PLAIN).writes)
+    assert set(batch.keys()) == set(PLAIN.facts().writes)
     assert len(batch) == 4 * GROUP
     order = RowSampler(range(10), SEED).take(4)
     assert drawn(batch) == [position for position, _ in order]
@@ -160,12 +161,12 @@ def test_a_source_goes_on_where_it_was(ranks):
 
 
 def test_its_facts():
-    facts = RolloutSource.facts(PLAIN)
+    facts = PLAIN.facts()
     assert facts.sampled == "always" and facts.scores and facts.given is None and facts.fields == ("prompt",)
     assert "turn" not in facts.writes and facts.writes_if_read == ("greedy_scores",)
-    stopped = RolloutSource.facts({"redraw": None, "interruption": ForcedStop([0.4, 0.6], "time")})
+    stopped = replace(PLAIN, interruption=ForcedStop([0.4, 0.6], "time")).facts()
     assert stopped == facts, "an answer is one turn, whatever is inserted into it"
-    assert RolloutSource.always_sampled(PLAIN) == PLAIN
+    assert PLAIN.always_sampled() == PLAIN
 
 
 @pytest.mark.parametrize(
@@ -177,10 +178,10 @@ def test_its_facts():
     ],
 )
 def test_dynamic_sampling_that_finds_nothing_is_refused_before_a_model_is_loaded(term, size, message):
-    options = {"redraw": DynamicSampling(term, None, 2), "interruption": None}
+    options = replace(PLAIN, redraw=DynamicSampling(term, None, 2))
     with pytest.raises(ValueError, match=message):
-        RolloutSource.check(options, check_context(group_size=size))
-    RolloutSource.check(options | {"redraw": None}, check_context(group_size=size))
+        options.check(check_context(group_size=size))
+    PLAIN.check(check_context(group_size=size))
 
 
 # Greedy baselines
@@ -203,7 +204,7 @@ def test_every_row_has_the_score_of_its_prompts_greedy_answer(size, redraw, rank
 
     found = ranks(size, work)
     for batch, _ in found:
-        facts = RolloutSource.facts(PLAIN)
+        facts = PLAIN.facts()
         assert set(batch.keys()) == {*facts.writes, *facts.writes_if_read}
         assert batch["greedy_scores"].shape == (16 // size,) and batch["greedy_scores"].dtype == torch.float32
         assert batch["greedy_scores"].tolist() == [int(row["answer"]) + 1 for row in fields(batch)]
@@ -304,8 +305,8 @@ def test_the_surplus_survives_on_another_number_of_ranks(wrote, reads, ranks):
 class MediaSource(RolloutSource):
     """Every group has media that its rows share, of a size of its own; every third group has none."""
 
-    def _draw(self, metrics):
-        groups = super()._draw(metrics)
+    def draw(self, metrics):
+        groups = super().draw(metrics)
         for group in groups:
             position = group[0]["group"]
             media = {"pixels": torch.full((1 + position % 4, 2), float(position))} if position % 3 else None
@@ -320,7 +321,7 @@ def test_the_surplus_keeps_its_media_through_a_checkpoint(wrote, reads, ranks):
         context = rollout_context(
             world, Engine(), Encoder(), ROWS, 4, GROUP, SAMPLING, SEED, score=score({1, 2, 3, 4, 5, 6})
         )
-        return MediaSource(context, redraw=REDRAW, interruption=None)
+        return MediaSource(replace(PLAIN, redraw=REDRAW), context)
 
     def first(world):
         saved = start(world)

@@ -34,7 +34,7 @@ def test_responses_are_announced_to_the_scoring_while_others_are_sampled(ranks):
     def work(world):
         context = rollout_context(world, Announcing(), Encoder(), ROWS, 4, GROUP, SAMPLING, SEED)
         context = replace(context, scoring=lambda: Recording(zeros))
-        return RolloutSource(context, redraw=None, interruption=None).next(Metrics())
+        return RolloutSource(RolloutSource.Options(redraw=None, interruption=None), context).next(Metrics())
 
     [batch] = ranks(1, work)
     *announced, last = events

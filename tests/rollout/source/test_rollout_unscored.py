@@ -38,7 +38,8 @@ def test_one_row_drops_its_group_and_no_other(ranks):
 
     def work(world):
         context = rollout_context(world, Engine(), Encoder(), ROWS, 10, GROUP, SAMPLING, SEED)
-        made = RolloutSource(replace(context, scoring=lambda: ScoringAtEnd(score)), redraw=None, interruption=None)
+        options = RolloutSource.Options(redraw=None, interruption=None)
+        made = RolloutSource(options, replace(context, scoring=lambda: ScoringAtEnd(score)))
         return made.next(Metrics())
 
     [batch] = ranks(1, work)

@@ -20,7 +20,7 @@ ROWS = [{"prompt": f"{n}=", "good": str(n) * (1 + n % 3)} for n in range(9)]
 TOKENIZER = characters(alphabet="0123456789=")
 SAMPLING = Sampling(3, temperature=0.7, top_p=1.0, top_k=0, min_p=0.0, stop=[], first_token=None)
 
-FACTS = SelfPlaySource.facts({"response": "good"})
+FACTS = SelfPlaySource.Options(response="good").facts()
 
 
 class Engine:
@@ -36,7 +36,8 @@ class Engine:
 
 def source(world, samples=1):
     encoder = Encoder(TOKENIZER, "none", None)
-    return SelfPlaySource(rollout_context(world, Engine(), encoder, ROWS, 4, samples, SAMPLING, 2), response="good")
+    context = rollout_context(world, Engine(), encoder, ROWS, 4, samples, SAMPLING, 2)
+    return SelfPlaySource(SelfPlaySource.Options(response="good"), context)
 
 
 def told(batch):
@@ -66,7 +67,8 @@ def test_a_pair_is_the_given_answer_and_one_that_is_sampled(samples, ranks):
             assert found[unit, False] == (position, row["prompt"] + said, said)
     assert fields(batch)[0] == ROWS[order[0][1]] and fields(batch)[1]["text"] == f"{row_seed(2, 0, 0) % 100:02}"
     assert source(SINGLE_PROCESS).temperature == 0.7 and FACTS.fields == ("prompt", "good") and not FACTS.scores
-    assert FACTS.sampled == "always" and FACTS.given == GivenTexts(DatasetSource, {"response": "good"})
+    assert FACTS.sampled == "always"
+    assert FACTS.given == GivenTexts(DatasetSource, DatasetSource.Options(response="good"))
 
 
 def test_ranks_share_the_prompts(ranks):

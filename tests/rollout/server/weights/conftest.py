@@ -25,7 +25,7 @@ def served(fakes, engine, monkeypatch):
             server.workers, server.wait_s = Workers(), sync_s
         samples = engine(kind, servers, **{"transport": transport, "poll_s": 0.01} | options)
         assert outcome(samples, 0) == ""
-        samples._options.sync_s = sync_s
+        vars(samples.options.servers)["sync_s"] = sync_s
         return samples, servers
 
     return make

@@ -104,7 +104,7 @@ def test_changed_elements_alone_travel_to_workers_that_have_the_rest(served):
     assert server.workers.held["layers.0.w"] == tensors["layers.0.w"].numpy().tobytes()
     assert samples.health()["sent_mib"] * 2**20 > sizes[0], "a new group has no copies"
     for version, transport in ((10, "folder"), (11, "group")):
-        samples._options.transport = transport
+        vars(samples.options.servers)["transport"] = transport
         tensors["layers.1.w"] = tensors["layers.1.w"] + torch.eye(3)[version - 10]
         assert outcome(samples, version, tensors) == ""
     assert samples.health()["sent_mib"] * 2**20 == sizes[-1], "the copy is of what came before the folder"

@@ -318,11 +318,11 @@ def test_a_lost_server_is_not_waited_for_again_and_comes_back(kind, fakes, engin
     assert outcome(samples, 0) == ""
     dead.kill()
     assert outcome(samples, 1) == ""
-    samples._options.poll_s = 600.0  # between two checks; a second one would come too late
+    vars(samples.options.servers)["poll_s"] = 600.0  # between two checks; a second one would come too late
     for version in (2, 3):
         assert outcome(samples, version) == "" and committed(samples, version)
         assert samples._pool.current() == 1
-    samples._options.poll_s = 0.02
+    vars(samples.options.servers)["poll_s"] = 0.02
     back = FakeServer(dead.port)
     try:
         assert outcome(samples, 4) == ""
