@@ -192,7 +192,7 @@ def engine_options(
     rollout: Rollout, engine: Target, actor: Target, processor: Target | None, strategy: Target
 ) -> dict[str, Any]:
     """The options by which an engine checks itself; see `Engine.check`."""
-    device = strategy.factory.device(strategy.options)
+    device = strategy.options.device_name()
     of_run = {"lora": actor.options["lora"], "media": processor is not None, "device": device}
     return engine.options | {"engine_args": rollout.engine_args} | of_run
 
