@@ -32,6 +32,7 @@ from rft.rollout.engine.base import EngineContext
 from rft.rollout.engine.hf import HFEngine
 from rft.strategy.base import Strategy
 from rft.strategy.fsdp2 import FSDP2
+from rft.strategy.fsdp2_options import FSDP2Options
 from rft.train.trainer import Trainer
 
 CONFIG = Path(rft.__file__).parent / "config"
@@ -130,10 +131,14 @@ def file_rows(path: Path) -> dict[str, Any]:
     return {"_target_": "rft.data.rows.sources.FileRows", **yaml_options("data/rows/file.yaml", path=str(path))}
 
 
+def strategy_options(**changes: Any) -> FSDP2Options:
+    """The options of the default strategy."""
+    return FSDP2Options(**take(yaml_options("strategy/fsdp2.yaml", **changes), FSDP2Options, "strategy", "FSDP2"))
+
+
 def make_strategy(world: World, kind: type[FSDP2] = FSDP2, **changes: Any) -> FSDP2:
     """The default strategy, on the CPU."""
-    options = yaml_options("strategy/fsdp2.yaml", device="cpu", **changes)
-    return kind(world=world, **take(options, FSDP2, "strategy", "FSDP2", ("world",)))
+    return kind(strategy_options(device="cpu", **changes), world)
 
 
 def make_optimizer(**changes: Any) -> Optimizer:
@@ -237,14 +242,6 @@ def make_batch(seed: int = 0, prompt: int = 0, spread: float = 1.0) -> TensorDic
     batch = token_batch(*rows, **columns)
     batch["loss_mask"] = batch["response_mask"].clone()
     batch["rollout_logprobs"] = batch["old_logprobs"] + 0.1
-    return batch
-
-
-def with_teacher(batch: TensorDict) -> TensorDict:
-    """The batch with a teacher's log-probabilities of four tokens in each place, out of five."""
-    generator, shape = torch.Generator().manual_seed(1), batch["loss_mask"].shape
-    batch["teacher_top_ids"] = torch.rand(*shape, 19, generator=generator).argsort(-1)[..., :4].int()
-    batch["teacher_top_logprobs"] = torch.randn(*shape, 5, generator=generator).log_softmax(-1)[..., :4]
     return batch
 
 

@@ -17,9 +17,8 @@ import torch.distributed as dist
 import rft
 from rft import waits
 from rft.distributed import _waiting_for_ranks, check_nccl, start
-from rft.strategy.fsdp2 import FSDP2
 from tests.conftest import SOON_S
-from tests.helpers import yaml_options
+from tests.helpers import strategy_options
 from tests.ranks.forked import run_on_ranks
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
@@ -113,7 +112,7 @@ def join(monkeypatch):
     monkeypatch.setenv(WORKSPACE, "")  # restored afterwards
     monkeypatch.delenv(WORKSPACE)
     before = torch.backends.cuda.cudnn_sdp_enabled()
-    yield lambda **options: FSDP2.join(yaml_options("strategy/fsdp2.yaml", device="cpu", **options))
+    yield lambda **options: strategy_options(device="cpu", **options).join()
     torch.use_deterministic_algorithms(False)
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.backends.cuda.enable_cudnn_sdp(before)

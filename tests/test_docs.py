@@ -93,7 +93,7 @@ def desk(tmp_path, monkeypatch, plugins_forgotten):
         monkeypatch.setattr(logger, "check", lambda self: None)
     find, extras = importlib.util.find_spec, ("liger_kernel", "reasoning_gym", "torchao", "verifiers")
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *given: name in extras or find(name, *given))
-    for module in ("fp8", "model_errors"):  # the commands of float8 and of Liger are for a GPU
+    for module in ("fp8", "fsdp2_options"):  # the commands of float8 and of Liger are for a GPU
         monkeypatch.setattr(f"rft.strategy.{module}.device_kind", lambda device: "cuda")
     return tmp_path
 

@@ -12,18 +12,17 @@ from rft.strategy.base import Strategy
 CONTEXT = ("context", "options")  # the constructor arguments that the run supplies to models, engines and sources
 
 
-def class_of(node: Any, key: str, kind: type, noun: str, supplied: tuple[str, ...] = CONTEXT) -> Target:
+def class_of(node: Any, key: str, kind: type, noun: str) -> Target:
     """A class named by `_target_` that implements an abstract class.
 
     Args:
         kind: the abstract class.
         noun: what messages call an instance of it.
-        supplied: constructor parameters that the run supplies; they are not yaml options.
 
     Raises:
         ValueError: names the key.
     """
-    target = Target(node, key, supplied)
+    target = Target(node, key, CONTEXT)
     if not (isinstance(target.factory, type) and issubclass(target.factory, kind)):
         raise ValueError(
             f"{key}._target_: {target.factory.__name__} is no {noun}; name a class that implements "
@@ -71,4 +70,4 @@ def processor_of(actor: dict[str, Any]) -> Target | None:
 
 def strategy_of(node: Any) -> Target:
     """The class of the strategy, with its options. Raises as `class_of`."""
-    return class_of(node, "strategy", Strategy, "strategy", ("world",))
+    return class_of(node, "strategy", Strategy, "strategy")

@@ -80,7 +80,7 @@ class Components(Parts):
 
     def join(self) -> World:
         """Joins the process group."""
-        world: World = self.strategy.factory.join(self.strategy.options)
+        world: World = self.strategy.options.join()
         return world
 
     def watchdog(self, world: World) -> Watchdog:
@@ -100,8 +100,8 @@ class Components(Parts):
         """Spreads the models of the reward over the processes with `reward.shard`. Raises as `place_reward`."""
 
         def strategy(dtype: str, offload: bool) -> Strategy:
-            options = self.strategy.factory.scoring_options(self.strategy.options, dtype, offload)
-            made: Strategy = self.strategy.factory(world=world, **options)
+            options = self.strategy.options.scoring_options(dtype, offload)
+            made: Strategy = self.strategy.factory(options=options, world=world)
             return made
 
         self.reward.shard_models(world, strategy)
@@ -192,7 +192,7 @@ class Components(Parts):
     ) -> Engine:
         """The engine of `rollout`, without weights; see `EngineContext`. The model is its own."""
         add_end_tokens(model, stop_tokens(tokenizer, self.run.rollout.stop))
-        trainer = self.strategy.factory.compute_dtype(self.strategy.options)
+        trainer = self.strategy.options.compute_dtype()
         context = EngineContext(
             world=world,
             model=model,
@@ -202,7 +202,7 @@ class Components(Parts):
             lora=self.actor.options["lora"],
             dtype=DTYPES[trainer],
             media=media,
-            device_type=device_kind(self.strategy.factory.device(self.strategy.options)),
+            device_type=device_kind(self.strategy.options.device_name()),
         )
         return self.engine.build(context=context)
 
@@ -239,13 +239,13 @@ class Components(Parts):
 
     def engine_dtype(self) -> str:
         """The name of the dtype in which the engine computes."""
-        trainer = self.strategy.factory.compute_dtype(self.strategy.options)
+        trainer = self.strategy.options.compute_dtype()
         return str(self.engine.options.compute_dtype(self.run.rollout.engine_args, trainer))
 
     def exact(self) -> bool:
         """True if trainer and engine should report the same log-probabilities of sampled tokens, up to rounding."""
         run = self.run
-        trainer = self.strategy.factory.compute_dtype(self.strategy.options)
+        trainer = self.strategy.options.compute_dtype()
         fresh = run.algorithm.old_logprobs == "actor" or run.batch.minibatches * run.batch.epochs == 1
         same = run.algorithm.sampler == POLICY and not run.rollout.truncates()
         return fresh and same and (trainer, self.engine_dtype()) == (DTYPE, DTYPE)

@@ -262,7 +262,7 @@ class Parts(Checked):
 
     @checks
     def _strategy(self) -> Iterator[Check]:
-        yield lambda: self.strategy.factory.check(self.strategy.options, self.model_facts)
+        yield lambda: self.strategy.options.check(self.model_facts)
 
     @part
     def check_context(self) -> CheckContext:

@@ -1,7 +1,7 @@
 """The protocol of a strategy: how models are spread over the processes of a run, and how they train there.
 
-A strategy of your own is a class with these methods, named by `strategy._target_`; its options are the keyword
-parameters of its `__init__` beside `world`. Nothing outside of it reads them.
+A strategy of your own is a class with these methods, named by `strategy._target_`; its options are a frozen dataclass,
+which it names as its `Options`. Nothing outside of the two reads a field of it.
 """
 
 from abc import ABC, abstractmethod
@@ -94,68 +94,30 @@ class StepResult(NamedTuple):
     finite: bool
 
 
-class Strategy(ABC):
-    """How the models of a run are spread over its processes.
+@dataclass(frozen=True)
+class StrategyOptions:
+    """The options of a strategy, and what a run asks of them before there is a strategy.
 
-    The life of a model: `check` (the config), `check_model` (the architecture), `parallelize`, `shard`, `materialize`,
-    then `begin_training` and, for each update, `backward` for every micro-batch and one `step`.
-
-    Args:
-        world: all processes.
-        dtype: what forward and backward compute in; the weights of frozen models are stored in it.
-        context: the ranks that compute one sequence together, or None where each rank computes its own rows.
-        attention: what computes the attention of packed rows.
-        device_type: of the devices of the run, if they are not those of this process (`mode=plan`).
-        compile: models compile what they compute beside the blocks, which `shard` compiles.
-
-    Attributes:
-        shards_meta: `shard` takes parameters on the meta device, and `materialize` gives them memory. Otherwise every
-            process loads the whole model before `shard`.
-        memory_labels: for `mode=plan`: beginnings of the labels of `torch.profiler.record_function` under which the
-            strategy or its library allocates tensors, and the term that these tensors count for.
+    A strategy without options needs no class of its own for them.
     """
 
-    shards_meta: ClassVar[bool] = False
-    memory_labels: ClassVar[Mapping[str, str]] = {}
-
-    def __init__(
-        self,
-        world: World,
-        dtype: torch.dtype = torch.float32,
-        context: Context | None = None,
-        attention: Attention = "auto",
-        device_type: str | None = None,
-        compile: bool = False,
-    ) -> None:
-        self.world = world
-        self.dtype = dtype
-        self.context = context
-        self.attention = attention
-        self.device_type = device_type or world.device.type
-        self.compile = compile
-
-    @classmethod
-    def device(cls, options: Mapping[str, Any]) -> str:
+    def device_name(self) -> str:
         """Where to compute: `auto` (CUDA where there is a device), `cpu` or `cuda`. Read before the processes start."""
         return "auto"
 
-    @classmethod
-    def settled(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+    def settled(self) -> dict[str, Any]:
         """The options that leave a choice, each with what is chosen on this machine. The run writes them down."""
         return {}
 
-    @classmethod
-    def join(cls, options: Mapping[str, Any]) -> World:
+    def join(self) -> World:
         """Joins the processes of the run. What must be set before the device is first used is set here."""
-        return start(cls.device(options))
+        return start(self.device_name())
 
-    @classmethod
-    def compute_dtype(cls, options: Mapping[str, Any]) -> str:
+    def compute_dtype(self) -> str:
         """The name of the dtype that forward and backward compute in."""
         return "float32"
 
-    @classmethod
-    def reference_options(cls, options: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    def reference_options(self, dtype: str) -> "StrategyOptions":
         """The options of the plainest strategy of this class that computes in a dtype.
 
         `mode=doctor` compares the log-probabilities of the run with those of a model under it.
@@ -163,20 +125,18 @@ class Strategy(ABC):
         Raises:
             ValueError: this strategy cannot compute in that dtype; names the key.
         """
-        if dtype != cls.compute_dtype(options):
-            raise ValueError(f"strategy._target_: {cls.__name__} cannot compute in {dtype}")
-        return dict(options)
+        if dtype != self.compute_dtype():
+            raise ValueError(f"strategy._target_: this strategy cannot compute in {dtype}")
+        return self
 
-    @classmethod
-    def rounding_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+    def rounding_options(self) -> dict[str, Any]:
         """Those options that make models that train round more than the dtype does; null turns each of them off.
 
         The models of `reference_options` do not have them. `mode=doctor` names them as a cause.
         """
         return {}
 
-    @classmethod
-    def scoring_options(cls, options: Mapping[str, Any], dtype: str, offload: bool) -> dict[str, Any]:
+    def scoring_options(self, dtype: str, offload: bool) -> "StrategyOptions":
         """The options of the strategy of this class that shards a model which scores texts and never trains.
 
         Each rank computes rows of its own.
@@ -188,24 +148,71 @@ class Strategy(ABC):
         Raises:
             ValueError: this strategy cannot do so; names the key.
         """
-        if offload or dtype != cls.compute_dtype(options):
+        if offload or dtype != self.compute_dtype():
             how = f"in {dtype}" if not offload else "with weights in host memory"
             raise ValueError(
-                f"reward.shard=true: {cls.__name__} (strategy._target_) cannot compute {how}; set reward.shard=false"
+                f"reward.shard=true: the strategy (strategy._target_) cannot compute {how}; set reward.shard=false"
             )
-        return dict(options)
+        return self
 
-    @classmethod
-    def check(cls, options: Mapping[str, Any], models: Mapping[str, ModelFacts]) -> None:
-        """Checks the options against the models of the run, before anything is loaded.
+    def check(self, models: Mapping[str, ModelFacts]) -> None:
+        """Checks the options against each other and the models of the run, before anything is loaded.
 
         Args:
-            options: of this strategy.
             models: by their yaml keys.
 
         Raises:
             ValueError: names the key and the cure.
         """
+
+    def unset_offloads(self) -> list[tuple[str, Any]]:
+        """The options that would move memory to the host and are not set, each with its value; see `mode=plan`."""
+        return []
+
+
+class Strategy(ABC):
+    """How the models of a run are spread over its processes.
+
+    The life of a model: `StrategyOptions.check` (the config), `check_model` (the architecture), `parallelize`, `shard`,
+    `materialize`, then `begin_training` and, for each update, `backward` for every micro-batch and one `step`.
+
+    Args:
+        options: an object of `Options`.
+        world: all processes.
+        context: the ranks that compute one sequence together, or None where each rank computes its own rows.
+        attention: what computes the attention of packed rows.
+        device_type: of the devices of the run, if they are not those of this process (`mode=plan`).
+        compile: models compile what they compute beside the blocks, which `shard` compiles.
+
+    Attributes:
+        Options: the class of the options.
+        dtype: what forward and backward compute in; the weights of frozen models are stored in it.
+        shards_meta: `shard` takes parameters on the meta device, and `materialize` gives them memory. Otherwise every
+            process loads the whole model before `shard`.
+        memory_labels: for `mode=plan`: beginnings of the labels of `torch.profiler.record_function` under which the
+            strategy or its library allocates tensors, and the term that these tensors count for.
+    """
+
+    Options: ClassVar[type[StrategyOptions]] = StrategyOptions
+    shards_meta: ClassVar[bool] = False
+    memory_labels: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(
+        self,
+        options: StrategyOptions,
+        world: World,
+        context: Context | None = None,
+        attention: Attention = "auto",
+        device_type: str | None = None,
+        compile: bool = False,
+    ) -> None:
+        self.options = options
+        self.world = world
+        self.dtype = DTYPES[options.compute_dtype()]
+        self.context = context
+        self.attention = attention
+        self.device_type = device_type or world.device.type
+        self.compile = compile
 
     def check_model(
         self, config: PretrainedConfig, meta_model: Callable[[], PreTrainedModel], packing: bool, key: str
@@ -232,11 +239,6 @@ class Strategy(ABC):
     def peak_tflops(self) -> float | None:
         """The peak speed of one process's device, for `throughput/mfu`; None if it is not known."""
         return None
-
-    @classmethod
-    def unset_offloads(cls, options: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """The options that would move memory to the host and are not set, each with its value; see `mode=plan`."""
-        return []
 
     def offloads(self, trains: bool) -> bool:
         """Whether the weights of a network, with gradients and optimizer state, are in host memory.

@@ -5,57 +5,18 @@ that is computed from the numbers at hand, and multiplies them on the tensor cor
 gradients and the optimizer stay as they are: float32 masters that FSDP gathers in bfloat16.
 """
 
-import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
 from torch import nn
 
 from rft.distributed import device_kind, missing_capability
-from rft.strategy.base import ModelFacts
 
 Fp8 = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]  # torchao's names of its recipes
 MULTIPLE = 16  # the kernels need matrices whose sizes are multiples of it
 CAPABILITY = (8, 9)  # of the first GPUs with float8 (Ada, then Hopper)
 ROUTERS = {"router", "gate"}  # what models of transformers call the layers that choose experts
-
-
-def fp8_errors(options: Mapping[str, Any], models: Mapping[str, ModelFacts]) -> Iterator[str]:
-    """A message for every reason why the layers cannot compute in float8, with the key and the cure.
-
-    Args:
-        options: of `FSDP2`.
-        models: by their yaml keys.
-    """
-    if options["fp8"] is None:
-        return
-    key, undo = f"strategy.fp8={options['fp8']}", "strategy.fp8=null"
-    if (reason := obstacle(options["device"])) is not None:
-        yield f"{key}: {reason}; set {undo}"
-    if importlib.util.find_spec("torchao") is None:
-        yield f'{key} needs torchao: pip install "rft[fp8]", or set {undo}'
-    if options["dtype"] != "bfloat16":
-        yield (
-            f"{key}: the rest of the model computes in bfloat16 then, and strategy.dtype is {options['dtype']}; set "
-            f"strategy=bf16 (strategy.dtype=bfloat16), or {undo}"
-        )
-    if options["tensor_parallel"] > 1:
-        yield (
-            f"{key}: the layers that strategy.tensor_parallel={options['tensor_parallel']} splits have a forward of "
-            f"their own; set strategy.tensor_parallel=1, or {undo}"
-        )
-    for name, facts in models.items():
-        if facts.lora and facts.optimizers:
-            yield (
-                f"{key}: with {name}.lora the layers do not train, and float8 is for layers that do; set "
-                f"{name}.lora=null, or {undo}"
-            )
-        if facts.media and facts.optimizers:
-            yield (
-                f"{key}: the {name} takes media (actor.processor), and the towers that read them would compute in "
-                f"float8 too; set {undo}"
-            )
 
 
 def obstacle(device: str) -> str | None:

@@ -37,7 +37,8 @@ def main(folder: Path, size: str, repeats: int) -> None:
     torch.set_num_threads(1)
     world = start("cpu")
     options: Any = OmegaConf.to_container(OmegaConf.load(CONFIG_FOLDER / "strategy" / "fsdp2.yaml"))
-    strategy = FSDP2(world, **{name: value for name, value in options.items() if name != "_target_"})
+    del options["_target_"]
+    strategy = FSDP2(FSDP2.Options(**options), world)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", **SIZES[size]), dtype=torch.float32)
     strategy.shard(model, blocks(model))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)

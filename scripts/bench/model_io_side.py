@@ -79,7 +79,8 @@ def main(section: str, folder: Path, repeats: int) -> None:
 def load(world: World, folder: Path, kind: type[FSDP2]) -> Actor:
     """The model as a run with the default strategy has it."""
     options: Any = OmegaConf.to_container(OmegaConf.load(CONFIG_FOLDER / "strategy" / "fsdp2.yaml"))
-    strategy = kind(world, **{name: value for name, value in options.items() if name != "_target_"})
+    del options["_target_"]
+    strategy = kind(FSDP2.Options(**options), world)
     path = str(folder / "model")
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     return Actor(ModelContext("actor", world, strategy, tokenizer, 0), path=path, **OPTIONS)

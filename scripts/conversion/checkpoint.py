@@ -213,7 +213,7 @@ def read_policy(folder: Path, average: bool) -> SavedPolicy:
         ends=encoder.ends,
         processor=None if processor is None else processor.build(tokenizer=tokenizer),
         seed=config["seed"],
-        dtype=DTYPES[strategy.factory.compute_dtype(strategy.options)],
+        dtype=DTYPES[strategy.options.compute_dtype()],
         export_dtype=DTYPES.get(whole["checkpoint"].get("export_dtype", AUTO)),  # older runs have no such key
     )
 

@@ -14,9 +14,8 @@ from rft.distributed import start
 from rft.errors import Problems
 from rft.setup.assembly import Job
 from rft.strategy.base import ModelFacts
-from rft.strategy.fp8 import can_convert, check_layers, fp8_errors
-from rft.strategy.fsdp2 import FSDP2
-from tests.helpers import MODEL, make_actor, make_optimizer, make_strategy, yaml_options
+from rft.strategy.fp8 import can_convert, check_layers
+from tests.helpers import MODEL, make_actor, make_optimizer, make_strategy, strategy_options
 
 FOLDER = os.environ.get("RFT_TORCHAO_DIR", "")
 POLICY = {"actor": ModelFacts("lm", optimizers={"actor": "adamw"})}
@@ -37,8 +36,12 @@ def machine(monkeypatch):
 
 
 def errors(models=POLICY, **changes):
-    options = yaml_options("strategy/fsdp2.yaml", **{"fp8": "rowwise", "dtype": "bfloat16", "device": "cuda"} | changes)
-    return list(fp8_errors(options, models))
+    options = strategy_options(**{"fp8": "rowwise", "dtype": "bfloat16", "device": "cuda"} | changes)
+    try:
+        options.check(models)
+    except Problems as refused:
+        return refused.messages
+    return []
 
 
 @pytest.mark.parametrize("capability", [(8, 9), (9, 0), (10, 0)])
@@ -127,9 +130,9 @@ def test_one_such_layer_is_enough_and_a_model_that_only_scores_needs_none():
 
 
 def test_models_that_others_are_compared_with_have_no_float8():
-    options = yaml_options("strategy/fsdp2.yaml", dtype="bfloat16", fp8="rowwise")
-    assert FSDP2.reference_options(options, "bfloat16")["fp8"] is None
-    assert FSDP2.scoring_options(options, "bfloat16", False)["fp8"] is None
+    options = strategy_options(dtype="bfloat16", fp8="rowwise")
+    assert options.reference_options("bfloat16").fp8 is None
+    assert options.scoring_options("bfloat16", False).fp8 is None
 
 
 @pytest.mark.slow

@@ -7,8 +7,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rft.distributed import start
-from rft.strategy.base import Strategy
-from rft.strategy.fsdp2 import FSDP2
 from tests.helpers import (
     ALL_ON_ONE,
     LENGTHS,
@@ -21,7 +19,6 @@ from tests.helpers import (
     job,
     make_batch,
     make_strategy,
-    yaml_options,
 )
 
 pytestmark = pytest.mark.slow
@@ -178,19 +175,3 @@ def test_a_small_gradient_is_not_clipped(network):
     torch.testing.assert_close(
         [p.grad.full_tensor() for p in module.parameters()], [grad / 4 for grad in before], rtol=1e-4, atol=1e-7
     )
-
-
-def test_a_model_that_scores_is_sharded_over_all_ranks_of_a_group_in_its_own_dtype():
-    run = yaml_options("strategy/fsdp2.yaml", tensor_parallel=2, replicas=2, compile=True, reshard_after_forward=False)
-    options = FSDP2.scoring_options(run | {"activation_offload": True, "optimizer_offload": True}, "bfloat16", True)
-    changed = {"dtype": "bfloat16", "tensor_parallel": 1, "compile": False, "reshard_after_forward": True}
-    assert options == run | changed | {"param_offload": "all"}
-    assert FSDP2.scoring_options(run, "float32", False)["param_offload"] == "none"
-
-
-def test_a_strategy_that_cannot_shard_such_a_model_says_so():
-    assert Strategy.scoring_options({"own": 1}, "float32", False) == {"own": 1}
-    with pytest.raises(ValueError, match=r"^reward\.shard=true: Strategy \(.*\) cannot compute in bfloat16; set"):
-        Strategy.scoring_options({}, "bfloat16", False)
-    with pytest.raises(ValueError, match=r"cannot compute with weights in host memory; set reward\.shard=false"):
-        Strategy.scoring_options({}, "float32", True)

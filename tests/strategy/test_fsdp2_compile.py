@@ -66,11 +66,6 @@ def test_many_micro_batches_with_shared_prefixes_have_one_graph(checkpointing, f
     close(dict(other.weights()), dict(one.weights()), 1e-4)
 
 
-def test_operations_of_compiled_blocks_cannot_be_selected():
-    with pytest.raises(ValueError, match=r"^strategy\.activation_checkpointing=selective .* strategy\.compile=false"):
-        make_strategy(start("cpu"), compile=True, activation_checkpointing="selective")
-
-
 @pytest.fixture
 def traced(fresh, monkeypatch):
     """Without code generation, which takes long."""

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tests.helpers import ALL_ON_ONE, DISTILL, METHOD, MODEL, OPTIMIZER, UNEVEN, close, job, make_batch, with_teacher
+from tests.helpers import ALL_ON_ONE, DISTILL, METHOD, MODEL, OPTIMIZER, UNEVEN, close, job, make_batch
+from tests.strategy.updates_on_ranks import with_teacher
 
 pytestmark = pytest.mark.slow
 ODD = MODEL | {"intermediate_size": 25, "num_hidden_layers": 3}  # neither rows nor layers divide over two ranks

@@ -168,8 +168,3 @@ def test_a_state_of_one_process_goes_on_on_replicas_and_back(perform, two_ranks)
 def test_replicas_must_divide_the_processes():
     with pytest.raises(ValueError, match=r"^strategy\.replicas=2 does not divide the 1 processes; choose"):
         make_strategy(start("cpu"), replicas=2)
-
-
-def test_a_whole_gradient_adds_up_in_float32():
-    with pytest.raises(ValueError, match=r"^strategy\.accumulate=whole .* strategy\.reduce_dtype=bfloat16, .*; set"):
-        make_strategy(start("cpu"), accumulate="whole", reduce_dtype="bfloat16")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDict
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -35,6 +36,14 @@ COLLECTIVES = {
     "allreduce_": "all_reduce",
     "alltoall_base_": "all_to_all",
 }
+
+
+def with_teacher(batch: TensorDict) -> TensorDict:
+    """The batch with a teacher's log-probabilities of four tokens in each place, out of five."""
+    generator, shape = torch.Generator().manual_seed(1), batch["loss_mask"].shape
+    batch["teacher_top_ids"] = torch.rand(*shape, 19, generator=generator).argsort(-1)[..., :4].int()
+    batch["teacher_top_logprobs"] = torch.randn(*shape, 5, generator=generator).log_softmax(-1)[..., :4]
+    return batch
 
 
 class Collectives(TorchDispatchMode):

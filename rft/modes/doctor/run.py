@@ -66,16 +66,16 @@ def run(config: dict[str, Any], console: Console) -> float:
 
 def examine(job: DoctorJob, world: World, console: Console) -> float:
     """Loads the data and the models, and examines a step; otherwise as `run`."""
-    run, spread, loaded = job.run, job.strategy.factory, job.prepare(world)
+    run, strategy, loaded = job.run, job.strategy.options, job.prepare(world)
     run.batch = replace(run.batch, prompts=min(run.batch.prompts, PROMPTS * world.size), minibatches=1, epochs=1)
     with scratch(world, run.output_dir, run.mode) as folder:
         trainer, stages = job.assemble(world, loaded, folder, SilentLog())
 
         def twin(dtype: str) -> TrainableModel:
             """A copy of the policy that computes in this dtype."""
-            options = spread.reference_options(job.strategy.options, dtype)
+            plain = job.strategy.factory(options=strategy.reference_options(dtype), world=world)
             node = {**job.run.actor, "optimizer": None, "lora": None, "ema": None}
-            context = job.policy_context(world, spread(world=world, **options), loaded.tokenizer, loaded.encoder)
+            context = job.policy_context(world, plain, loaded.tokenizer, loaded.encoder)
             actor = trainable(Target(node, POLICY, CONTEXT).build(context=context))
             actor.copy_weights_from(trainer.policy)
             return actor
@@ -84,8 +84,8 @@ def examine(job: DoctorJob, world: World, console: Console) -> float:
             stage = replace(stages[-1], optimizer=replace(stages[-1].optimizer, lr=0.0))
             facts = RunFacts(
                 run.rollout.truncates(),
-                spread.compute_dtype(job.strategy.options),
-                spread.rounding_options(job.strategy.options),
+                strategy.compute_dtype(),
+                strategy.rounding_options(),
                 job.engine_dtype(),
                 job.processor is not None and job.engine.factory.facts.has_processor,
             )

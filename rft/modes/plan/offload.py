@@ -35,7 +35,7 @@ def savings(job: PlanJob, config: dict[str, Any], launched: int, forecast: Forec
         forecast: of the plan.
     """
     host = max(map(host_bytes, forecast.memory.values()))
-    for name, value in job.strategy.factory.unset_offloads(job.strategy.options):
+    for name, value in job.strategy.options.unset_offloads():
         try:
             found = PlanJob({**config, "strategy": {**config["strategy"], name: value}}, launched).forecast()
         except ValueError:  # all else in the config is right

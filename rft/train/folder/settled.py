@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rft.distributed import device_kind
 from rft.registry import Target
-from rft.strategy.base import Strategy
+from rft.strategy.base import StrategyOptions
 from rft.train.folder.run_folder import AUTO, read_config
 
 
@@ -27,12 +27,12 @@ def settle(config: DictConfig) -> dict[str, str]:
     """
     node: Any = OmegaConf.to_container(config.strategy, resolve=True)
     try:
-        strategy = Target(node, "strategy", ("world",))
+        options = Target(node, "strategy").options
     except ValueError:
         return {}
-    if not (isinstance(strategy.factory, type) and issubclass(strategy.factory, Strategy)):
+    if not isinstance(options, StrategyOptions):
         return {}
-    found, lines = strategy.factory.settled(strategy.options), dict[str, str]()
+    found, lines = options.settled(), dict[str, str]()
     before = _continued(config) if found else {}
     for name, chosen in found.items():
         same = before.get("_target_") == node["_target_"] and name in before

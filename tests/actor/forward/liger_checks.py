@@ -161,7 +161,7 @@ def test_unknown_families_and_activations_are_refused():
 
 
 def test_a_run_names_an_unknown_family_before_a_model_is_loaded(resolved, monkeypatch):
-    monkeypatch.setattr("rft.strategy.model_errors.device_kind", lambda device: "cuda")
+    monkeypatch.setattr("rft.strategy.fsdp2_options.device_kind", lambda device: "cuda")
     model = "{model_type: gpt2, n_embd: 16, n_layer: 1, n_head: 2, n_positions: 64}"
     job = Job(resolved("actor.liger=true", "~actor.model_config", f"+actor.model_config={model}"))
     job.load(1)

@@ -12,9 +12,8 @@ import torch
 from rft.errors import Problems
 from rft.setup.assembly import Job
 from rft.strategy.base import ModelFacts
-from rft.strategy.fsdp2 import FSDP2
 from tests.actor.lora.adapters import make
-from tests.helpers import yaml_options
+from tests.helpers import strategy_options
 
 FOLDER = os.environ.get("RFT_LIGER_DIR", "")
 
@@ -44,8 +43,8 @@ def test_a_run_on_a_cpu_is_refused_with_the_reason(resolved, installed):
 
 
 def test_a_gpu_is_not_refused(monkeypatch):
-    monkeypatch.setattr("rft.strategy.model_errors.device_kind", lambda device: "cuda")
-    FSDP2.check(yaml_options("strategy/fsdp2.yaml"), {"actor": ModelFacts("lm", liger=True)})
+    monkeypatch.setattr("rft.strategy.fsdp2_options.device_kind", lambda device: "cuda")
+    strategy_options().check({"actor": ModelFacts("lm", liger=True)})
 
 
 def test_an_actor_on_a_cpu_is_refused_before_its_layers_are_replaced(world, installed):

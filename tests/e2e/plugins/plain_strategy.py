@@ -1,6 +1,7 @@
 """A strategy of one's own: one process, plain torch, whole weights in float32."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -8,35 +9,42 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from rft.distributed import World
-from rft.strategy.base import ModelFacts, Strategy
+from rft.strategy.base import ModelFacts, Strategy, StrategyOptions
 from rft.strategy.gather import WHOLE, GatherOptions
+
+
+@dataclass(frozen=True)
+class PlainOptions(StrategyOptions):
+    """What `PlainStrategy` reads.
+
+    Args:
+        device: where to compute; read when the process starts.
+    """
+
+    device: Literal["auto", "cpu", "cuda"]
+
+    def device_name(self) -> str:
+        return self.device
+
+    def check(self, models: Mapping[str, ModelFacts]) -> None:
+        for key, facts in models.items():
+            if facts.lora:
+                raise ValueError(f"{key}.lora: PlainStrategy trains whole weights; set {key}.lora=null")
 
 
 class PlainStrategy(Strategy):
     """Keeps the whole model in one process.
 
-    Args:
-        world: supplied by the run.
-        device: where to compute; read when the process starts.
-
     Raises:
         ValueError: the run has several processes.
     """
 
-    def __init__(self, world: World, device: Literal["auto", "cpu", "cuda"]) -> None:
+    Options = PlainOptions
+
+    def __init__(self, options: PlainOptions, world: World) -> None:
         if world.size > 1:
             raise ValueError(f"strategy._target_: PlainStrategy has one process, not {world.size}; use strategy=fsdp2")
-        super().__init__(world)
-
-    @classmethod
-    def device(cls, options: Mapping[str, Any]) -> str:
-        return str(options["device"])
-
-    @classmethod
-    def check(cls, options: Mapping[str, Any], models: Mapping[str, ModelFacts]) -> None:
-        for key, facts in models.items():
-            if facts.lora:
-                raise ValueError(f"{key}.lora: PlainStrategy trains whole weights; set {key}.lora=null")
+        super().__init__(options, world)
 
     def check_model(
         self, config: PretrainedConfig, meta_model: Callable[[], PreTrainedModel], packing: bool, key: str

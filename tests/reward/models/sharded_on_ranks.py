@@ -18,7 +18,7 @@ from rft.reward.compose import WeightedSum
 from rft.strategy.fsdp2 import FSDP2
 from rft.strategy.gather import to_local
 from tests.families import family
-from tests.helpers import yaml_options
+from tests.helpers import strategy_options
 from tests.reward.models import test_base_media, test_judge, test_process_model, test_scalar
 from tests.reward.reward_of import reward_of
 
@@ -38,10 +38,10 @@ CAPS = (1, 16, 10**6)  # values of micro_batch_tokens
 def sharded(world: World, terms: dict[str, Any], shard: bool = True, **strategy: Any) -> WeightedSum:
     """A reward of these terms, placed as a run places it."""
     reward = reward_of(terms, next(iter(terms)), shard=shard)
-    options = yaml_options("strategy/fsdp2.yaml", device="cpu", **strategy)
+    options = strategy_options(device="cpu", **strategy)
     reward.check()
     reward.place(world.device)
-    reward.shard_models(world, lambda dtype, cpu: FSDP2(world=world, **FSDP2.scoring_options(options, dtype, cpu)))
+    reward.shard_models(world, lambda *how: FSDP2(options.scoring_options(*how), world))
     return reward
 
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from rft.distributed import SINGLE_PROCESS, start
 from rft.strategy.fsdp2 import FSDP2
 from tests.families import family
-from tests.helpers import yaml_options
+from tests.helpers import strategy_options
 from tests.reward.models import test_base_media, test_judge, test_scalar
 from tests.reward.models.sharded_on_ranks import CAPS, RESPONSES, ROWS, SHARES, nodes, sharded
 from tests.reward.models.test_scalar import save
@@ -72,8 +72,8 @@ def test_the_watchdog_can_name_the_loading_and_the_forwards(folder):
 
 def test_shards_in_host_memory_have_the_same_scores(folder):
     reward = reward_of(nodes(folder), "scalar", shard=True, offload="cpu")
-    world, options = start("cpu"), yaml_options("strategy/fsdp2.yaml", device="cpu")
-    reward.shard_models(world, lambda *how: FSDP2(world=world, **FSDP2.scoring_options(options, *how)))
+    world, options = start("cpu"), strategy_options(device="cpu")
+    reward.shard_models(world, lambda *how: FSDP2(options.scoring_options(*how), world))
     found = reward.score(RESPONSES, ROWS).terms
     for name, expected in whole(folder).items():
         assert torch.equal(found[name], expected), name

@@ -166,10 +166,3 @@ def test_a_forward_without_a_backward_copies_nothing(made):
     actor = make(activation_offload=True)
     actor.compute(make_batch(), ("logprobs",), 1.0)
     assert not made
-
-
-def test_results_that_selective_keeps_cannot_be_moved():
-    with pytest.raises(
-        ValueError, match=r"^strategy\.activation_offload=true cannot move the results that strategy\.a"
-    ):
-        make_strategy(start("cpu"), activation_offload=True, activation_checkpointing="selective")

@@ -6,7 +6,6 @@ from torch.distributed.tensor import DTensor
 
 from rft.distributed import start
 from rft.strategy.base import ModelFacts
-from rft.strategy.fsdp2 import FSDP2
 from tests.helpers import (
     MODEL,
     OPTIMIZER,
@@ -16,8 +15,8 @@ from tests.helpers import (
     make_batch,
     make_optimizer,
     make_strategy,
+    strategy_options,
     update,
-    yaml_options,
 )
 
 OFFLOADS = {
@@ -142,24 +141,15 @@ def test_on_a_gpu_parameters_gradients_and_state_are_in_pinned_memory():
     ],
 )
 def test_what_cannot_step_or_merge_on_the_cpu_is_refused(facts, message):
-    options = yaml_options("strategy/fsdp2.yaml")
     with pytest.raises(ValueError, match=message):
-        FSDP2.check(options | {"param_offload": "all"}, {"actor": facts})
-    FSDP2.check(options | {"optimizer_offload": True}, {"actor": facts})
+        strategy_options(param_offload="all").check({"actor": facts})
+    strategy_options(optimizer_offload=True).check({"actor": facts})
 
 
 def test_frozen_models_can_be_offloaded_if_there_are_any():
-    options, actor = (
-        yaml_options("strategy/fsdp2.yaml", param_offload="frozen"),
-        ModelFacts("lm", optimizers={"actor": "adamw"}),
-    )
-    FSDP2.check(options, {"actor": actor, "reference": ModelFacts("lm")})
+    options, actor = strategy_options(param_offload="frozen"), ModelFacts("lm", optimizers={"actor": "adamw"})
+    options.check({"actor": actor, "reference": ModelFacts("lm")})
     with pytest.raises(
         ValueError, match=r"^strategy\.param_offload=frozen: all models of the run train; set it to all, or"
     ):
-        FSDP2.check(options, {"actor": actor})
-
-
-def test_an_optimizer_is_offloaded_once():
-    with pytest.raises(ValueError, match=r"^strategy\.optimizer_offload=true: with strategy\.param_offload=all the op"):
-        make_strategy(start("cpu"), param_offload="all", optimizer_offload=True)
+        options.check({"actor": actor})

@@ -18,8 +18,8 @@ from tests.helpers import (
     make_actor,
     make_batch,
     make_strategy,
-    with_teacher,
 )
+from tests.strategy.updates_on_ranks import with_teacher
 
 TOGETHER = {"context_parallel": 2}
 SINKS = {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 4}
