@@ -59,12 +59,13 @@ class Plugin:
 def _call(title: str, function: Callable, args: tuple[Any, ...], known: Mapping[str, Any]) -> Any:
     """Calls a function with the arguments, and those of the known values that its signature names."""
     with naming(title, function):
-        return function(*args, **{name: known[name] for name in _names(function) if name in known})
+        names = _names(function)
+        return function(*args, **{name: value for name, value in known.items() if name in names})
 
 
 @cache  # to read a signature takes longer than most calls
-def _names(function: Callable) -> tuple[str, ...]:
-    return tuple(inspect.signature(function).parameters)
+def _names(function: Callable) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
 
 
 class Registry:

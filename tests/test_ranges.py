@@ -7,7 +7,7 @@ import math
 import re
 import typing
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import pytest
 
@@ -15,7 +15,7 @@ import rft
 from rft.algorithm import registries
 from rft.data.rows.schemas import SCHEMAS
 from rft.ranges import Fraction, PositiveFloat, PositiveInt, Range
-from rft.registry import Registry, convert
+from rft.registry import Registry, convert, spell
 from rft.reward import REWARDS
 from rft.setup.schema import Run
 from rft.train.schedules import SCHEDULES
@@ -158,3 +158,9 @@ def test_a_number_of_no_stated_range_is_finite():
     for value in (float("nan"), float("-inf"), 10**400):
         with pytest.raises(ValueError, match=r"^k=.*: it must be finite$"):
             convert(value, float, "k")
+
+
+def test_spell():
+    assert spell(float | None) == "number or null"
+    assert spell(Literal["a", "b"]) == "a or b"
+    assert spell(Range) == "Range"

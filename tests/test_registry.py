@@ -11,7 +11,7 @@ from rft.conditions import ReadIf
 from rft.errors import FunctionError
 from rft.imports import import_all, import_part
 from rft.ranges import PositiveInt
-from rft.registry import Registry, Target, convert, spell, take
+from rft.registry import Registry, Target, convert, take
 
 
 @dataclass
@@ -243,17 +243,8 @@ def test_a_mistake_deep_inside_is_named_by_its_whole_key(change, message):
     assert Outer(**take(good, Outer, "run", "Outer")) == Outer(Inner(1.0, True), None, [])
     with pytest.raises(ValueError, match=f"^{message}"):
         take(good | change, Outer, "run", "Outer")
-
-
-def test_the_root_has_no_prefix():
     with pytest.raises(ValueError, match=r"^innner: the root takes inner, maybe, many; did you mean inner\?$"):
         take({"innner": 1}, Outer, "", "the root")
-
-
-def test_spell():
-    assert spell(float | None) == "number or null"
-    assert spell(Literal["a", "b"]) == "a or b"
-    assert spell(Inner) == "Inner"
 
 
 def target(of, **options):

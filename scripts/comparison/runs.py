@@ -47,6 +47,7 @@ SCORED = ("reward/terms=[exact_match,format]", "reward.accuracy=format", "reward
 REWARD = (*SCORED, "reward.terms.format.weight=1.0")
 WARM = ("warmup.steps=6", "warmup.rows=16", "warmup.eval_every=3")
 SAMPLED = (*SMALL, *REWARD, *WARM, "rollout.max_new_tokens=8", "actor.optimizer.lr=3e-3")
+UNTRAINED = (*SMALL, *SCORED, *WARM, "rollout.max_new_tokens=8", "actor.optimizer.lr=3e-3")  # by the scores
 GROUPS = (*SAMPLED, "algorithm.group_size=4")
 MOVING = ("batch.minibatches=2", "batch.epochs=2")  # ratios move away from 1 within a step
 GIVEN = (*SMALL, "data.train.length=[2,6]", "actor.optimizer.lr=3e-3")
@@ -72,7 +73,7 @@ RUNS = (
     Run("prime", ("algorithm=prime", *GROUPS, "batch.minibatches=2")),
     # Few prompts, so that every prompt is drawn again and old counts are discounted.
     Run("spo", ("algorithm=spo", *SAMPLED, *MOVING, "data.train.count=24", "batch.prompts=16")),
-    Run("spin", ("algorithm=spin", "algorithm.iteration=2", *SAMPLED, "batch.minibatches=2")),
+    Run("spin", ("algorithm=spin", "algorithm.iteration=2", *UNTRAINED, "batch.minibatches=2")),
     Run("iterative_dpo", ("algorithm=iterative_dpo", "algorithm.iteration=2", *GROUPS, "batch.minibatches=2")),
     Run("online_dpo", ("algorithm=online_dpo", *GROUPS, "batch.minibatches=2")),
     Run("gvpo", ("algorithm=gvpo", *GROUPS, *MOVING)),

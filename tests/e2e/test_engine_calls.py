@@ -83,7 +83,7 @@ def test_a_special_token_among_the_stop_strings_is_an_end_token(tiny, tmp_path, 
     @functools.wraps(init)
     def recording(engine, *given, **options):
         init(engine, *given, **options)
-        ends.append(engine.tokenizer.convert_ids_to_tokens(engine.ends))
+        ends.append(engine.context.tokenizer.convert_ids_to_tokens(engine.ends))
 
     monkeypatch.setattr(HFEngine, "__init__", recording)
     Job(tiny("warmup=none", "steps=1", "eval.at_start=false", "rollout.stop=['<unk>','7']")).fit("")

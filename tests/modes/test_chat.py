@@ -34,7 +34,7 @@ def talked(config, monkeypatch, tmp_path):
 
         def generate(self, requests, sampling, on_completion=None):
             found = real(self, requests, sampling, on_completion)
-            prompts.append(self.tokenizer.decode(requests[0].prompt))
+            prompts.append(self.context.tokenizer.decode(requests[0].prompt))
             answers.append(found[0][0].text)
             return found
 
