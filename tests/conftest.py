@@ -58,6 +58,7 @@ WITHOUT_WARMUP = (
 )  # fmt: skip
 TINY_WARMUP = ("warmup.steps=2", "warmup.rows=8")
 SOON_S = 60.0  # what waits for nothing ends within it on the busiest machine; what waits in vain takes longer
+ENDS_S = 30 * SOON_S  # a command that works ends within it on the busiest machine
 RUN = "/where/the/run/is"  # where a tiny run is put while its config is composed, so that the same is composed once
 
 

@@ -10,6 +10,7 @@ import pytest
 import rft
 from rft.setup.assembly import Job
 from rft.train.ledger import AGAIN, TRAINED, WAITING
+from tests.conftest import ENDS_S
 from tests.helpers import close, numbers
 from tests.train.checkpoint.states import state
 
@@ -27,7 +28,7 @@ def on_two_ranks(sized, tmp_path):
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         command += ["-m", "rft.main", *sized(f"output_dir={tmp_path}/run", *RUN, *overrides)]
         environment = os.environ | {"PYTHONPATH": str(Path(rft.__file__).parent.parent), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=ENDS_S)
         assert done.returncode == 0, done.stdout + done.stderr
 
     return run

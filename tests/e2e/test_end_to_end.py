@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rft
 from rft.setup.assembly import Job
+from tests.conftest import ENDS_S
 
 pytestmark = pytest.mark.slow
 ACCURACY = "eval/heldout/accuracy"
@@ -74,7 +75,7 @@ def test_other_algorithms_learn(algorithm, resolved, tmp_path):
 def test_a_sweep_ends_with_a_comparison(sized, tmp_path):
     command = [sys.executable, "-m", "rft.main", "-m", *sized("algorithm=grpo,gspo", "seed=0,1", "steps=2")]
     environment = os.environ | {"PYTHONPATH": str(Path(rft.__file__).parent.parent), "COLUMNS": "160"}
-    found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=ENDS_S)
     assert found.returncode == 0, found.stdout + found.stderr
     names = [f"reverse-{algorithm}-seed{seed}" for algorithm in ("grpo", "gspo") for seed in (0, 1)]
     runs = {path.parent: path for path in tmp_path.rglob("result.json")}

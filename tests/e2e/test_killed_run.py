@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import rft
+from tests.conftest import ENDS_S
 from tests.e2e.killed import NOTE
 from tests.rollout.server.real_servers import QUIET, interpreter
 
@@ -41,7 +42,7 @@ def test_a_run_goes_on_where_a_server_is_killed_in_the_middle_of_sampling(sized,
     sizes = [word for word in sized("warmup=none") if "head_dim" not in word]
     command = [sys.executable, "-m", "rft.main", "output_dir=run", *sizes, *RUN]
     environment = os.environ | QUIET | {"PYTHONPATH": str(Path(rft.__file__).parent.parent)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=ENDS_S)
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
     note = json.loads((tmp_path / NOTE).read_text())

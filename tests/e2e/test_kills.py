@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import rft
+from tests.conftest import ENDS_S
 from tests.e2e.kills import contents
 
 SCRIPT = Path(__file__).parent / "kills.py"
@@ -136,7 +137,7 @@ def test_a_rank_of_two_that_is_killed_in_a_save_loses_nothing(sized, resolved, t
 
     def run(*kill):
         given = [*command, *map(json.dumps, kill)]
-        done = subprocess.run(given, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(given, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=ENDS_S)
         return done.returncode, done.stdout + done.stderr
 
     code, said = run()

@@ -16,6 +16,7 @@ from rft.errors import Stopped
 from rft.setup.assembly import Job
 from rft.train.folder.run_lock import RunLock
 from rft.train.trainer import Trainer
+from tests.conftest import ENDS_S
 from tests.helpers import CLOCK, identical, numbers
 from tests.train.checkpoint.states import state
 
@@ -120,19 +121,19 @@ def test_a_run_stopped_five_times_ends_as_the_whole_run(launch, tiny, tmp_path):
         process = launch()
         wait_for(run, (steps or [0])[-1] + 2, process)
         process.send_signal(number)
-        assert process.wait(timeout=120) == 0, (tmp_path / "log").read_text()
+        assert process.wait(timeout=ENDS_S) == 0, (tmp_path / "log").read_text()
         steps.append(saved_step(run))
         assert last_step(run) == steps[-1] < LAST
         assert f"stopped by {number.name} after step {steps[-1]}, with" in (tmp_path / "log").read_text()
     with RunLock() as lock:
         lock.take(run)
-        assert launch().wait(timeout=120) == 1
+        assert launch().wait(timeout=ENDS_S) == 1
         assert f"run is in use by process {os.getpid()} on " in (tmp_path / "log").read_text()
-    assert launch("max_time=1s").wait(timeout=120) == 0, "which is over after a few steps"
+    assert launch("max_time=1s").wait(timeout=ENDS_S) == 0, "which is over after a few steps"
     assert steps[-1] < saved_step(run) < LAST and "stopped by max_time=1s after" in (tmp_path / "log").read_text()
     assert "Traceback" not in (tmp_path / "log").read_text()
     assert not (run / "result.json").exists()
-    assert launch().wait(timeout=300) == 0
+    assert launch().wait(timeout=ENDS_S) == 0
     assert (run / "result.json").exists() and not (tmp_path / "run-2").exists()
     whole = tiny(*STEPS)
     whole["output_dir"] = str(tmp_path / "whole")
@@ -144,7 +145,7 @@ def test_a_run_stopped_five_times_ends_as_the_whole_run(launch, tiny, tmp_path):
 @pytest.mark.slow
 def test_the_time_limit_stops_a_sweep_too(launch, tmp_path):
     process = launch("-m", "seed=0,1", "max_time=1s")
-    assert process.wait(timeout=120) == 0, (tmp_path / "log").read_text()
+    assert process.wait(timeout=ENDS_S) == 0, (tmp_path / "log").read_text()
     assert len(list(tmp_path.glob("run*"))) == 1 and "stopped by max_time=1s" in (tmp_path / "log").read_text()
 
 
@@ -154,13 +155,13 @@ def test_all_ranks_stop_after_the_same_step(launch, tmp_path):
     process = launch(ranks=2)
     wait_for(run, 2, process)
     os.kill(ranks_of(process.pid)[1], signal.SIGUSR1)
-    assert process.wait(timeout=120) == 0, (tmp_path / "log").read_text()
+    assert process.wait(timeout=ENDS_S) == 0, (tmp_path / "log").read_text()
     first = saved_step(run)
     assert "stopped by a signal to another rank after" in (tmp_path / "log").read_text()
     process = launch(ranks=2)
     wait_for(run, first + 2, process)
     process.send_signal(signal.SIGTERM)  # torchrun passes it to its ranks, and ends with an error of its own
-    process.wait(timeout=120)
+    process.wait(timeout=ENDS_S)
     assert last_step(run) == saved_step(run) >= first + 2
     assert f"stopped by SIGTERM after step {saved_step(run)}," in (tmp_path / "log").read_text()
     assert not (run / "result.json").exists()

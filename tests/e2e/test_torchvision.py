@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import ENDS_S
+
 FOLDER = os.environ.get("RFT_TORCHVISION_DIR", "")
 # Its wheel is of CUDA; without its library, the import fails on operators that it describes, and then does not need.
 RUN = """
@@ -30,6 +32,6 @@ def test_models_whose_processor_needs_torchvision(file: str) -> None:
         cwd=root,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=ENDS_S,
     )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

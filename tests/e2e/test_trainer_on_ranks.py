@@ -10,6 +10,7 @@ import pytest
 
 import rft
 from rft.setup.assembly import Job
+from tests.conftest import ENDS_S
 from tests.helpers import Interrupted, interrupt, numbers
 from tests.train.checkpoint.states import state
 
@@ -25,7 +26,9 @@ def launch(sized, tmp_path_factory):
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         command += ["-m", "rft.main", *sized(f"output_dir={folder}", "strategy.device=cpu", *overrides)]
         environment = os.environ | {"PYTHONPATH": str(Path(rft.__file__).parent.parent), "OMP_NUM_THREADS": "1"}
-        found = subprocess.run(command, env=environment, cwd=folder.parent, capture_output=True, text=True, timeout=300)
+        found = subprocess.run(
+            command, env=environment, cwd=folder.parent, capture_output=True, text=True, timeout=ENDS_S
+        )
         assert found.returncode == 0, found.stdout + found.stderr
         return folder
 

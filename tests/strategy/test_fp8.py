@@ -15,6 +15,7 @@ from rft.errors import Problems
 from rft.setup.assembly import Job
 from rft.strategy.base import ModelFacts
 from rft.strategy.fp8 import can_convert, check_layers
+from tests.conftest import ENDS_S
 from tests.helpers import MODEL, make_actor, make_optimizer, make_strategy, strategy_options
 
 FOLDER = os.environ.get("RFT_TORCHAO_DIR", "")
@@ -148,6 +149,6 @@ def test_layers_of_torchao_on_a_cpu() -> None:
         cwd=root,
         capture_output=True,
         text=True,
-        timeout=580,
+        timeout=ENDS_S,
     )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

@@ -13,6 +13,7 @@ from rft.errors import Problems
 from rft.setup.assembly import Job
 from rft.strategy.base import ModelFacts
 from tests.actor.lora.adapters import make
+from tests.conftest import ENDS_S
 from tests.helpers import strategy_options
 
 FOLDER = os.environ.get("RFT_LIGER_DIR", "")
@@ -69,6 +70,6 @@ def test_kernels_in_the_interpreter_of_triton() -> None:
         cwd=root,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=ENDS_S,
     )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

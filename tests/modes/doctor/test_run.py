@@ -14,6 +14,7 @@ import rft
 from rft.modes.doctor.run import run
 from rft.rollout.engine.expanded import OtherPrompt
 from rft.strategy.fp8 import can_convert
+from tests.conftest import ENDS_S
 
 BROKEN = "tests.modes.doctor.broken"
 RUN = ("warmup=none", "mode=doctor", "rollout.temperature=0.7")
@@ -169,7 +170,7 @@ def called(folder, command, *overrides):
     root = str(Path(rft.__file__).parent.parent)
     environment = os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     words = [sys.executable, *command, "-m", "rft.main", f"output_dir={folder}/run", "strategy.device=cpu", *overrides]
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=ENDS_S)
     return " ".join(f"{done.stdout} {done.stderr}".split()), done.returncode == 0
 
 

@@ -14,6 +14,7 @@ from transformers import Qwen3Config
 import rft
 from rft.modes.plan.memory_tracker import device_bytes
 from rft.rollout.engine.kv_cache import capacity
+from tests.conftest import ENDS_S
 from tests.reward.models.test_scalar import save
 
 pytestmark = [pytest.mark.slow, pytest.mark.suite]
@@ -144,7 +145,7 @@ def forecasts(resolved, tmp_path_factory):
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=ENDS_S,
     )
     assert found.returncode == 0, found.stdout + found.stderr
     assert not (folder / "outputs").exists()

@@ -11,6 +11,7 @@ from peft import LoraConfig, get_peft_model
 
 import rft
 from rft.actor.init import load_model, read_config
+from tests.conftest import ENDS_S
 from tests.modes.plan.runs_on_ranks import ALPHABET, RUN, add_rows, tensor_bytes
 
 ROOT = Path(rft.__file__).parent.parent
@@ -60,7 +61,7 @@ def make(resolved, tmp_path):
 def run(script, *arguments, **environment):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment
     command = [sys.executable, str(HERE / script), *map(str, arguments)]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=ENDS_S)
     assert found.returncode == 0, found.stdout + found.stderr
 
 

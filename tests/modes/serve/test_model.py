@@ -25,6 +25,7 @@ from rft.rollout.engine.vllm import VLLMEngine
 from rft.rollout.server.sglang import SGLangApi, SGLangServers
 from rft.rollout.server.vllm import VLLMApi, VLLMServers
 from rft.rollout.server.weights.version import WeightVersion
+from tests.conftest import ENDS_S
 from tests.modes.serve.in_process import serve_until
 from tests.rollout.server.fake_server import FakeServer
 from tests.rollout.server.scripted import tied_model
@@ -113,7 +114,7 @@ def test_the_command_starts_names_and_ends_servers(tmp_path):
     serving = start(tmp_path, f"serve.port={port}", "serve.count=2")
     pids = check_two_servers(serving.stdout, port, tmp_path)
     serving.send_signal(signal.SIGINT)
-    assert "stopping the servers" in serving.communicate(timeout=60)[0]
+    assert "stopping the servers" in serving.communicate(timeout=ENDS_S)[0]
     assert not any(alive(pid) for pid in pids)
 
 
@@ -140,7 +141,7 @@ def test_a_checkpoint_is_served_with_its_weights_and_answers_at_once(tmp_path):
     *_, last = (next(serving.stdout) for _ in range(4))
     assert not paused(port, last.strip().removeprefix("export RFT_SERVE_KEY="))
     serving.send_signal(signal.SIGINT)
-    serving.communicate(timeout=60)
+    serving.communicate(timeout=ENDS_S)
 
 
 def test_a_folder_is_served_as_it_is(tmp_path):
@@ -206,7 +207,7 @@ def test_a_held_server_answers_after_it_has_weights(api, tmp_path):
 @pytest.mark.slow
 def test_a_server_that_ends_is_told_with_its_last_words(tmp_path):
     serving = start(tmp_path, f"serve.port={free_port()}", "+rollout.engine_args.fail='no more memory'")
-    said, _ = serving.communicate(timeout=60)
+    said, _ = serving.communicate(timeout=ENDS_S)
     assert serving.returncode == 1
     assert "mode=serve: a server ended with status 1" in said and "no more memory" in said
 

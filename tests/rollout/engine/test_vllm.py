@@ -19,6 +19,7 @@ from rft.rollout.engine.sampling import FirstToken, Sampling, truncate
 from rft.rollout.engine.vllm import VLLMEngine
 from rft.setup.classes import CONTEXT
 from rft.strategy.gather import GatherOptions
+from tests.conftest import ENDS_S
 from tests.e2e.test_conversations import learn_chats
 from tests.e2e.test_tool_formats import CALLS, check_calls, learn_calls, tool_run
 from tests.families.rows import encoder, rows
@@ -215,7 +216,7 @@ def environment():
 def run(folder, command, *overrides):
     """Runs the main job in a process of its own and returns its steps."""
     words = [*command, "-m", "rft.main", *RUN, f"output_dir={folder}/run", *overrides]
-    done = subprocess.run(words, cwd=folder, env=environment(), capture_output=True, text=True, timeout=600)
+    done = subprocess.run(words, cwd=folder, env=environment(), capture_output=True, text=True, timeout=ENDS_S)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
 
@@ -281,7 +282,7 @@ def test_a_base_model_that_has_learnt_chats_stops_where_they_end(resolved, tmp_p
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert tokenizer.eos_token_id != end
     words = [sys.executable, "-c", ALONE, str(folder), "1234", "7080", "9915"]
-    done = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=600)
+    done = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=ENDS_S)
     assert done.returncode == 0, done.stderr[-4000:]
     answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('["')]
     assert [(reason, tokens[-1]) for reason, tokens in answers] == [("stop", end)] * 3

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import ENDS_S
+
 STEPS = Path(__file__).resolve().parents[3] / ".ci" / "steps.sh"
 AWAIT = "await_file"  # a function that waits for a file, by which a step knows that another one has begun
 
@@ -32,7 +34,7 @@ def script(tmp_path):
 
 def ended(process):
     """(the exit status, what was printed, and the rows of the table: {step: its seconds})."""
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=ENDS_S)
     text, _, table = said.rpartition("   start  seconds  step\n")
     return process.returncode, text, {line[19:]: int(line[9:17]) for line in table.splitlines()}
 

@@ -11,6 +11,7 @@ import pytest
 
 import rft
 from rft.train.checkpoint.manifest import damage
+from tests.conftest import ENDS_S
 
 WRITER = Path(__file__).parent / "killed_writer.py"
 
@@ -21,7 +22,7 @@ def outcomes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("killed")
     command = [sys.executable, str(WRITER), str(folder)]
     environment = os.environ | {"PYTHONPATH": str(Path(rft.__file__).parent.parent)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=ENDS_S, env=environment)
     assert done.returncode == 0, done.stderr
     return folder, json.loads((folder / "outcomes.json").read_text())
 
