@@ -21,7 +21,7 @@ from torch import Tensor
 
 from comparison.runs import INPUT, Run
 
-CLOCK = ("time/", "throughput/", "memory/")  # metrics that differ from run to run
+CLOCK = ("time/", "throughput/", "memory/", "episode/environment_s")  # metrics that differ from run to run
 LONGEST = 300.0  # seconds until a command times out
 LOG = "output.txt"  # stdout and stderr of a command
 

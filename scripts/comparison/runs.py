@@ -156,13 +156,6 @@ RUNS = (
         within=True,
         files=("evaluation.json", "answers.jsonl"),
     ),
-    Run(
-        "environment",
-        (
-            *("data=products", "environment=marked_calculator", "actor.tokenizer.alphabet='0123456789*=?'"),
-            *(*SMALL, "warmup.steps=60", "algorithm.group_size=4", *MOVING),
-        ),
-    ),
     Run("images", ("actor=tiny_vision", "data=shapes", *SMALL, *WARM, "algorithm.group_size=4", "batch.minibatches=2")),
     Run("process_rewards", (*GROUPS, *PROCESS_MODEL, "batch.minibatches=2"), needs="process_reward_model"),
     Run("offload", ("algorithm/terms=[kl]", "strategy.param_offload=all", *GROUPS, *MOVING)),
@@ -177,6 +170,15 @@ RUNS = (
         files=("replay/*/*.json", "replay/*/*.jsonl"),
     ),
     Run("grpo_two_ranks", ("algorithm/terms=[kl]", *RANKS, "batch.minibatches=2"), ranks=2),
+    # Which texts are sampled together depends on time, and so does the rounding: on two ranks, for their tolerance.
+    Run(
+        "environment",
+        (
+            *("data=products", "environment=marked_calculator", "actor.tokenizer.alphabet='0123456789*=?'"),
+            *(*SMALL, "warmup.steps=60", "algorithm.group_size=4", "actor.optimizer.eps=1e-4", *MOVING),
+        ),
+        ranks=2,
+    ),
     Run("tensor_parallel", ("strategy.tensor_parallel=2", *RANKS, "batch.minibatches=2"), ranks=2),
     Run("expert_parallel", ("strategy.expert_parallel=2", *EXPERTS, *RANKS, "batch.minibatches=2"), ranks=2),
     Run("context_parallel", ("strategy.context_parallel=2", *RANKS, "batch.minibatches=2"), ranks=2),
