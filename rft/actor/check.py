@@ -7,7 +7,7 @@ from transformers import CONFIG_MAPPING
 
 from rft.actor.forward.liger import check_package
 from rft.algorithm.roles import POLICY, ROLES
-from rft.registry import did_you_mean
+from rft.errors import did_you_mean
 
 
 def check_options(options: Mapping[str, Any], key: str) -> Iterator[str]:
