@@ -159,22 +159,22 @@ class Job:
                     return bytes(said[HEAD:])
                 if not part:
                     os.kill(child, signal.SIGKILL)  # it ends, or it has closed its pipe and runs on
-                    return _failed("worker_died", f"the worker process ended with {_ending(child, 0)}")
-            elif ending := _ending(child, os.WNOHANG):  # a process that it has started holds the pipe
-                return _failed("worker_died", f"the worker process ended with {ending}")
+                    return self._died(os.waitpid(child, 0)[1])
+            elif (ended := os.waitpid(child, os.WNOHANG))[0]:  # a process that it has started holds the pipe
+                return self._died(ended[1])
         return _failed("deadline", f"not done in deadline_s={self._setup.deadline_s:g}")
+
+    def _died(self, status: int) -> bytes:
+        """The answer in place of that of a child that has ended; `status` is as `os.waitpid` gives it."""
+        code = os.waitstatus_to_exitcode(status)
+        if code == -signal.SIGXCPU:
+            return _failed("deadline", f"not done in cpu_seconds={self._setup.limits.cpu_seconds} of processor time")
+        how = f"signal {-code}" if code < 0 else f"status {code}"
+        return _failed("worker_died", f"the worker process ended with {how}")
 
 
 def _failed(reason: str, message: str) -> bytes:
     return encode(Failure(reason, message))
-
-
-def _ending(child: int, options: int) -> str:
-    """How a child ended; empty while it runs."""
-    ended, status = os.waitpid(child, options)
-    if not ended:
-        return ""
-    return f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"status {os.WEXITSTATUS(status)}"
 
 
 def end_all() -> None:

@@ -132,6 +132,12 @@ def test_a_response_that_does_harm_has_no_score_and_the_next_one_has(name, rewar
     assert scored(reward, "score = 0.25") == ([0.25], [None])
 
 
+def test_a_response_that_uses_its_processor_time_has_the_reason_of_one_that_is_late():
+    long = build(deadline_s=60.0, sandbox={"limits": LIMITS | {"cpu_seconds": 1}})
+    assert scored(long, "while True: pass") == ([None], ["deadline"])
+    long.close()
+
+
 @pytest.mark.slow
 def test_a_worker_that_is_stopped_is_replaced(reward, monkeypatch):
     monkeypatch.setattr(pool_module, "GRACE_S", 1.0)
