@@ -33,7 +33,7 @@ from rft.strategy.parallel.experts import ExpertParallel, find_experts
 from rft.strategy.parallel.groups import check_groups, group_meshes
 from rft.strategy.parallel.tensor import TensorParallel
 from rft.strategy.parallel.tp_plan import tp_plan
-from rft.strategy.peak import known_peak
+from rft.strategy.peak_tflops import known_peak
 
 
 class FSDP2(Strategy):

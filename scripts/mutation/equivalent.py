@@ -7,7 +7,7 @@ ON_THE_TOTAL = "it acts on a draw that rounding puts on the total alone, and no 
 SHAPE_ALONE = "only the shape and the device of the mask are looked at"
 
 EQUIVALENT = {
-    ("advantage.process.prime", "others = size - 1"): "a group of one gets 0, whatever is computed for it",
+    ("advantage.log_ratios.prime", "others = size - 1"): "a group of one gets 0, whatever is computed for it",
     (
         "advantage.returns.optimal_token_baseline",
         "place = group[:, None] * keep.shape[1] + keep.cumsum(dim=1) + 1",

@@ -8,7 +8,7 @@ from tensordict import TensorDict
 
 from rft.algorithm import AGGREGATIONS, LOSSES
 from rft.algorithm.advantage.group import rloo
-from rft.algorithm.advantage.process import prime
+from rft.algorithm.advantage.log_ratios import prime
 from rft.algorithm.advantage.whiten import moments
 from rft.algorithm.scores.groups import best_over_second, group_statistics
 from rft.algorithm.token_weights.correction import Correction, CorrectionOptions, Rule

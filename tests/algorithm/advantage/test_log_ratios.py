@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from rft.algorithm.advantage.group import rloo
-from rft.algorithm.advantage.process import prime
+from rft.algorithm.advantage.log_ratios import prime
 from rft.algorithm.loss.reward_model import implicit_reward
 from tests.helpers import batch_of
 

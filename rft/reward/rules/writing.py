@@ -1,12 +1,12 @@
-"""Is a response written in one script, such as Latin or Chinese characters?"""
+"""How a response is written: in which script, such as Latin or Chinese characters, and whether it repeats itself."""
 
 import re
 import unicodedata
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from rft.ranges import Fraction
+from rft.ranges import Fraction, Range
 from rft.reward.registry import REWARDS
 
 Script = Literal[
@@ -48,3 +48,28 @@ def script(response: str, row: Mapping[str, Any], *, scripts: list[Script], with
     """
     found = [name for name in map(script_of, response) if name is not None]
     return sum(name in scripts for name in found) / len(found) if found else without_letters
+
+
+@REWARDS.register("repetition")
+def repetition(
+    response: str,
+    row: Mapping[str, Any],
+    *,
+    size: Annotated[int, Range(low=1, high=100)],
+    unit: Literal["words", "characters"],
+) -> float:
+    """Minus the share of n-grams that repeat an earlier one, 1 - different / all; from -1 to 0.
+
+    The repetition penalty of arXiv 2502.03373, appendix C.2, where the n-grams are of tokens. The `weight` of the term
+    is the largest penalty. A response of fewer than `size` units repeats nothing: 0. Case does not count.
+
+    Args:
+        size: n, the units of an n-gram.
+        unit: "words": what white space separates; "characters": all but white space, for texts without blanks.
+    """
+    text = response.lower()
+    units = text.split() if unit == "words" else [letter for letter in text if not letter.isspace()]
+    count = len(units) - size + 1
+    if count < 1:
+        return 0.0
+    return len({tuple(units[start : start + size]) for start in range(count)}) / count - 1.0

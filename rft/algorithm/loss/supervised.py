@@ -1,4 +1,4 @@
-"""The loss of a critic."""
+"""Losses against given targets: of the tokens of texts, and of the values of a critic."""
 
 import torch
 from tensordict import TensorDict
@@ -7,6 +7,12 @@ from torch import Tensor
 from rft.algorithm.gradient import Gradient
 from rft.algorithm.registries import LOSSES, Unreduced
 from rft.ranges import NonNegativeFloat
+
+
+@LOSSES.register("nll", gradient=Gradient("exact", target="likelihood"))
+def nll(logprobs: Tensor, batch: TensorDict) -> Unreduced:
+    """-log p of every trained token (B, T)."""
+    return torch.where(batch["loss_mask"], -logprobs, 0.0), {}
 
 
 @LOSSES.register(

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rft.distributed import start
-from rft.strategy.peak import known_peak
+from rft.strategy.peak_tflops import known_peak
 from tests.helpers import make_strategy
 
 

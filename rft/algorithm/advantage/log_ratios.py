@@ -1,4 +1,8 @@
-"""Advantages with an implicit process reward: beta times the log-ratio of a reward model to the reference."""
+"""Advantages with a log-ratio of two models at each token: an implicit process reward, that of a reward model to the
+reference, and how much likelier a teacher finds what the policy has sampled.
+"""
+
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -42,3 +46,29 @@ def prime(
     dense = following(process - baseline[:, None], keep, gamma)  # (B, T)
     advantages = torch.where(keep & (size > 1)[:, None], dense + outcome[:, None], 0.0)
     return {"advantages": advantages.to(scores.dtype)}
+
+
+def _teacher_gradient(options: dict[str, Any]) -> Gradient:
+    if options["gamma"] == 1:
+        return Gradient("exact", target="likeness to the teacher")
+    left_out = "omits the effect of a token on later tokens"
+    return Gradient("near", target="likeness to the teacher", cosine=0.988, note=left_out)
+
+
+@ADVANTAGES.register(
+    "teacher",
+    reads=("teacher_logprobs", "old_logprobs"),
+    raw=True,
+    gradient=_teacher_gradient,
+)
+def teacher(scores: Tensor, rewards: Tensor, batch: TensorDict, *, gamma: Fraction) -> dict[str, Tensor]:
+    """A_t = d_t + gamma A_{t+1}, d = lp_teacher - lp_old of the sampled token: minus an estimate of the reverse KL.
+
+    Thinking Machines, On-Policy Distillation, 2025, https://thinkingmachines.ai/blog/on-policy-distillation/, with
+    gamma 0. Scores are not used.
+
+    Args:
+        gamma: discount per trained token. With 1 the gradient is that of KL(policy, teacher) of whole answers.
+    """
+    closer = log_ratio(batch["teacher_logprobs"], batch["old_logprobs"], batch["loss_mask"])  # (B, T)
+    return {"advantages": following(closer.to(scores.dtype), batch["loss_mask"], gamma)}
