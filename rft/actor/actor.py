@@ -17,8 +17,8 @@ from rft.actor.forward.media_inputs import MediaInputs
 from rft.actor.forward.vocabulary import vocabulary_size
 from rft.actor.heads import LanguageNetwork, ScoreNetwork, ValueNetwork
 from rft.actor.init import read_config
-from rft.actor.loading.backbone_names import inner_prefix, outer_prefix
 from rft.actor.loading.export import exported
+from rft.actor.loading.tensor_names import inner_prefix, outer_prefix
 from rft.actor.lora.adapters import Lora, LoraWeights
 from rft.actor.model import build_model, empty_like, write_export
 from rft.actor.optim.ema import WeightAverage

@@ -16,7 +16,7 @@ from rft.actor.forward.liger import use_liger
 from rft.actor.forward.vocabulary import forbidden_tokens, vocabulary_size
 from rft.actor.heads import LanguageNetwork, ScoreNetwork, StepNetwork, ValueNetwork, check_scorer
 from rft.actor.init import CLASSIFIERS, blocks, load_with_head, meta_model, read_config, read_weights
-from rft.actor.loading.drawing import Drawing
+from rft.actor.loading.deferred_init import Drawing
 from rft.actor.loading.dtype import loaded_dtype
 from rft.actor.loading.export import write_model
 from rft.actor.lora.adapters import Adapters, Lora

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rft.batch.entries import EPISODE_FIELD, PROMPT_OPENS
+from rft.batch.row_fields import EPISODE_FIELD, PROMPT_OPENS
 from rft.batch.thoughts import MARKS, behind_thought
 from rft.data.encode.parts import text_of
 from rft.data.tool_calls import without_thoughts

@@ -41,7 +41,7 @@ from rft.train.folder.resume import STEPS
 from rft.train.folder.run_folder import RunCommand, RunFolder, choose_folder, finish_folder
 from rft.train.folder.run_lock import RunLock
 from rft.train.memory import MakePlan, explain_out_of_memory, no_plan
-from rft.train.profiler import Profiler
+from rft.train.observation import Profiler
 from rft.train.stage import Stage
 from rft.train.stop import StopRequest
 from rft.train.trainer import Trainer

@@ -34,7 +34,7 @@ from rft.setup.row_checks import check_rows
 from rft.setup.typed import typed_keys
 from rft.setup.unread import check_typed
 from rft.strategy.base import DTYPES, Strategy
-from rft.train.engine_gap import DTYPE
+from rft.train.health import DTYPE
 
 
 class Components(Parts):

@@ -14,7 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from rft.actor.forward.vocabulary import vocabulary_size
 from rft.actor.init import CLASSIFIERS, CONFIG_ERRORS, knows_model, meta_model, read_config
-from rft.actor.loading.backbone_names import inner_prefix
+from rft.actor.loading.tensor_names import inner_prefix
 from rft.actor.lora.stored import find_adapter
 from rft.actor.moe import ROUTER_BALANCE, check_routers
 from rft.actor.parts import check_parts

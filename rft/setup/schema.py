@@ -23,7 +23,7 @@ from rft.sanitize import check_metric_name
 from rft.train.checkpoint.options import CheckpointOptions
 from rft.train.diverged import FaultOptions
 from rft.train.folder.run_folder import RESULT
-from rft.train.trajectories import Trajectories
+from rft.train.observation import Trajectories
 
 
 @dataclass
@@ -158,7 +158,7 @@ class Data:
 
 @dataclass
 class Profile:
-    """The steps that are traced; see `rft.train.profiler`."""
+    """The steps that are traced; see `rft.train.observation`."""
 
     steps: list[PositiveInt]
 

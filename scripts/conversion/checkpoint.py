@@ -18,12 +18,12 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.init import load_with_head, read_config
-from rft.actor.loading.backbone_names import outer_prefix
-from rft.actor.loading.drawing import Drawing
+from rft.actor.loading.deferred_init import Drawing
 from rft.actor.loading.dtype import loaded_dtype
 from rft.actor.loading.export import add_to_config, exported
 from rft.actor.loading.gguf import with_folders
 from rft.actor.loading.stored import StoredWeights, find_files, open_tensors
+from rft.actor.loading.tensor_names import outer_prefix
 from rft.actor.lora.adapters import Adapters
 from rft.actor.lora.stored import find_adapter, model_path
 from rft.actor.model import add_end_tokens, empty_like, write_export
