@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
@@ -62,6 +63,14 @@ def await_that(condition):
 
 
 @pytest.fixture
+def temporary(monkeypatch):
+    """The folder for temporary files; the path of a socket in it may have 107 bytes, which that of pytest's exceeds."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
+@pytest.fixture
 def serve(tmp_path):
     """Starts a server under a supervisor; returns what started it, and their ids once they run."""
     script = tmp_path / "server.py"
@@ -97,16 +106,14 @@ def serve(tmp_path):
         ],
     ],
 )
-def test_a_server_and_its_workers_end_with_the_process_that_started_it(serve, kind, number, tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(folder := tmp_path / "temporary"))
-    folder.mkdir()
+def test_a_server_and_its_workers_end_with_the_process_that_started_it(serve, kind, number, temporary):
     starter, pids = serve(kind)
     assert all(map(lives, pids))
-    [own] = folder.iterdir()
+    [own] = temporary.iterdir()
     assert len(list(own.iterdir())) == 2, "the server's socket and the worker's"
     os.kill(starter.pid, number)
     await_that(lambda: not any(map(lives, pids)))
-    await_that(lambda: not list(folder.iterdir()))
+    await_that(lambda: not list(temporary.iterdir()))
 
 
 def test_what_a_server_leaves_behind_ends_with_it_and_its_status_is_told(tmp_path):
