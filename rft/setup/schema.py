@@ -317,7 +317,7 @@ class Run:
     plugins: list[str]
     cache: str | None
     depends_on: dict[str, Dependency]
-    resume: str
+    resume: Literal["auto", "never", "fork"] | str
     max_time: str | None
     metric: str | None
     batch: Batch
