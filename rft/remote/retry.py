@@ -27,7 +27,7 @@ class Backoff:
         self._next = self._first
 
 
-@dataclass
+@dataclass(frozen=True)
 class ServerPolicy:
     """Limits of the requests of one process to servers that may start, fail and come back while the run waits; the yaml
     documents each option.

@@ -193,7 +193,7 @@ def engine_options(
 ) -> dict[str, Any]:
     """The options by which an engine checks itself; see `Engine.check`."""
     device = strategy.options.device_name()
-    of_run = {"lora": actor.options["lora"], "media": processor is not None, "device": device}
+    of_run = {"lora": actor.options.lora, "media": processor is not None, "device": device}
     return engine.options | {"engine_args": rollout.engine_args} | of_run
 
 
@@ -307,7 +307,7 @@ def check_head(
         facts: of the source of batches.
         generates: the policy answers held-out prompts.
     """
-    head = actor.options["head"]
+    head = actor.options.head
     for key, algorithm in algorithms.items():
         if (loss := algorithm.policy.terms[0].plugin).facts.head != head:
             yield (
@@ -324,7 +324,7 @@ def check_head(
             "rollout=none: no engine samples answers to the prompts of data.eval; choose rollout=hf, or eval.loss=true "
             "for the loss of held-out texts"
         )
-    if scores and actor.options["lora"] is not None:
+    if scores and actor.options.lora is not None:
         yield f"actor.lora: adapters do not train the head of actor.head={head}; set actor.lora=null"
 
 

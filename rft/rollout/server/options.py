@@ -42,7 +42,7 @@ def is_local(address: str) -> bool:
         return False
 
 
-@dataclass
+@dataclass(frozen=True)
 class Servers(ServerPolicy):
     """The yaml node `rollout.engine.servers`, which documents the fields."""
 

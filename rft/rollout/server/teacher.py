@@ -2,97 +2,40 @@
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Annotated, Any, ClassVar
+from typing import ClassVar
 
 import torch
 from tensordict import TensorDict
-from transformers import PreTrainedTokenizerBase
 
 from rft.actor.base import ColumnModel, Columns, ModelContext
 from rft.actor.forward.vocabulary import forbidden_tokens, vocabulary_size
-from rft.conditions import ReadWith
-from rft.distributed import World
-from rft.errors import Checks
-from rft.ranges import NonNegativeInt, PositiveInt, Seconds
-from rft.remote.http_client import ServerClient, key_named
+from rft.remote.http_client import ServerClient
 from rft.remote.load_balancer import LoadBalancer
 from rft.remote.requests import Server
-from rft.remote.retry import ServerPolicy
-from rft.rollout.server.options import check_addresses
 from rft.rollout.server.prompt_logprobs import PromptLogprobs, Text, TokenLogprobs, identify
 from rft.rollout.server.requests import LogprobRequest
-from rft.rollout.server.teacher_check import KEY, check_servers, clients_of, most_requested
+from rft.rollout.server.teacher_options import KEY, ServedTeacherOptions, most_requested
 
 
 class ServedTeacher(ColumnModel):
-    """Computes the columns of a `Teacher` with requests to servers of vLLM or SGLang.
+    """Computes the columns of a `Teacher` with requests to servers of vLLM or SGLang."""
 
-    Args:
-        context: supplied by the run.
-        addresses: host:port of each server. All serve one model.
-        token: the name of the environment variable with their key, or null where they need none.
-        top_k: the number of most likely tokens that are kept of a distribution; all where fewer can follow.
-        others: see `ServerPolicy`.
-    """
-
+    Options = ServedTeacherOptions
+    options: ServedTeacherOptions
     remote: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        context: ModelContext,
-        addresses: list[str],
-        token: str | None,
-        top_k: Annotated[PositiveInt, ReadWith("column teacher_top_ids")],
-        concurrency: PositiveInt,
-        retries: NonNegativeInt,
-        start_s: Seconds,
-        answer_s: Seconds,
-        poll_s: Seconds,
-    ) -> None:
-        super().__init__(context)
-        self._policy = ServerPolicy(
-            concurrency=concurrency, retries=retries, answer_s=answer_s, start_s=start_s, poll_s=poll_s
-        )
-        self._servers = [Server(client, float(concurrency)) for client in clients_of(addresses, token)]
+    def __init__(self, context: ModelContext, options: ServedTeacherOptions) -> None:
+        super().__init__(context, options)
+        top_k = options.top_k
+        self._servers = [Server(client, float(options.concurrency)) for client in options.clients()]
         self._apis: dict[ServerClient, PromptLogprobs] = {}
         size = vocabulary_size(context.tokenizer) or top_k  # mode=plan may run without a tokenizer
         self._following = torch.ones(size, dtype=torch.bool)
         self._following[list(forbidden_tokens(size, context.tokenizer, context.media))] = False
         self._top_k = min(top_k, int(self._following.sum()))
         self._most, self._spare = most_requested(top_k, size), 0
-
-    @classmethod
-    def check(
-        cls, options: Mapping[str, Any], key: str, tokenizer: PreTrainedTokenizerBase, temperature: float
-    ) -> None:
-        """Checks the addresses and what servers can compute; see `ColumnModel.check`."""
-        check = Checks()
-        if not options["addresses"]:
-            check.messages.append(
-                f"{KEY}.addresses=[]: there is no server to learn from; give host:port of servers that run"
-            )
-        check.attempt(check_addresses, options["addresses"], KEY)
-        check.attempt(key_named, options["token"], KEY)
-        if temperature != 1:
-            check.messages.append(
-                f"rollout.temperature={temperature:g}: servers compute log-probabilities at temperature 1 alone; "
-                f"set it to 1, or choose {KEY}={KEY}, which computes them here"
-            )
-        check.end()
-
-    @classmethod
-    def check_here(
-        cls,
-        world: World,
-        options: Mapping[str, Any],
-        tokenizer: PreTrainedTokenizerBase,
-        longest: Callable[[], int | None],
-    ) -> None:
-        """Checks that the servers are up and fit the run; see `check_servers` and `ColumnModel.check_here`."""
-        tokens = longest()
-        world.decide(lambda: asyncio.run(check_servers(dict(options), tokenizer, tokens)))
 
     def compute_outputs(
         self, batch: TensorDict, outputs: tuple[str, ...], temperature: float, dummy: TensorDict | None
@@ -118,7 +61,6 @@ class ServedTeacher(ColumnModel):
         return columns
 
     def blank(self, batch: TensorDict, outputs: tuple[str, ...]) -> Columns:
-        """See `ColumnModel.blank`."""
         flat = batch["loss_mask"].float()[..., None] * 0
         wide = flat.repeat(1, 1, self._top_k)
         columns = {"logprobs": flat[..., 0], "top_ids": wide.int(), "top_logprobs": wide}
@@ -158,7 +100,7 @@ class ServedTeacher(ColumnModel):
             wanted="is up",
             servers=self._servers,
             probe=self._probe,
-            policy=self._policy,
+            policy=self.options,
             key=self.key,
             counts=Counter(),
             on_result=None,

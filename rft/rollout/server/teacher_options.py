@@ -1,14 +1,23 @@
-"""Checks of a teacher's servers before a run starts: they are up, serve one model, and fit the policy."""
+"""The options of a teacher on servers, and the checks of its servers before a run starts: they are up, serve one model,
+and fit the policy."""
 
 import asyncio
 import logging
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
 
 from transformers import PreTrainedTokenizerBase
 
+from rft.actor.base import ModelOptions
 from rft.actor.forward.vocabulary import vocabulary_size
-from rft.errors import Problems, messages_of
+from rft.conditions import ReadWith
+from rft.distributed import World
+from rft.errors import Checks, Problems, messages_of
+from rft.ranges import PositiveInt
 from rft.remote.http_client import PROBE_S, BadResponse, RequestRefused, ServerClient, deadline, key_named
+from rft.remote.retry import ServerPolicy
+from rft.rollout.server.options import check_addresses
 from rft.rollout.server.prompt_logprobs import PromptLogprobs, Text, TokenLogprobs, identify
 from rft.waits import Reminder
 
@@ -17,10 +26,46 @@ SAMPLE = 16  # tokens of the text that all servers get
 APART = 0.5  # mean difference of log-probabilities that rounding on different servers may cause
 
 
-def clients_of(addresses: list[str], token: str | None) -> list[ServerClient]:
-    """Clients of the servers at these addresses, with the key that the environment variable `token` holds."""
-    key = key_named(token, KEY)
-    return [ServerClient.at(number, address, KEY, key) for number, address in enumerate(addresses)]
+@dataclass(frozen=True)
+class ServedTeacherOptions(ModelOptions, ServerPolicy):
+    """What a `ServedTeacher` reads.
+
+    Args:
+        addresses: host:port of each server. All serve one model.
+        token: the name of the environment variable with their key, or null where they need none.
+        top_k: the number of most likely tokens that are kept of a distribution; all where fewer can follow.
+        others: see `ServerPolicy`.
+    """
+
+    addresses: list[str]
+    token: str | None
+    top_k: Annotated[PositiveInt, ReadWith("column teacher_top_ids")]
+
+    def clients(self) -> list[ServerClient]:
+        """Clients of the servers, with the key that the environment variable `token` holds."""
+        key = key_named(self.token, KEY)
+        return [ServerClient.at(number, address, KEY, key) for number, address in enumerate(self.addresses)]
+
+    def check(self, key: str, tokenizer: PreTrainedTokenizerBase, temperature: float) -> None:
+        """Checks the addresses and what servers can compute."""
+        check = Checks()
+        if not self.addresses:
+            check.messages.append(
+                f"{KEY}.addresses=[]: there is no server to learn from; give host:port of servers that run"
+            )
+        check.attempt(check_addresses, self.addresses, KEY)
+        check.attempt(key_named, self.token, KEY)
+        if temperature != 1:
+            check.messages.append(
+                f"rollout.temperature={temperature:g}: servers compute log-probabilities at temperature 1 alone; "
+                f"set it to 1, or choose {KEY}={KEY}, which computes them here"
+            )
+        check.end()
+
+    def check_here(self, world: World, tokenizer: PreTrainedTokenizerBase, longest: Callable[[], int | None]) -> None:
+        """Checks that the servers are up and fit the run; see `check_servers`."""
+        tokens = longest()
+        world.decide(lambda: asyncio.run(check_servers(self, tokenizer, tokens)))
 
 
 def most_requested(top_k: int, known: int) -> int:
@@ -28,7 +73,7 @@ def most_requested(top_k: int, known: int) -> int:
     return min(2 * top_k, known)
 
 
-async def check_servers(options: dict[str, Any], tokenizer: PreTrainedTokenizerBase, longest: int | None) -> None:
+async def check_servers(options: ServedTeacherOptions, tokenizer: PreTrainedTokenizerBase, longest: int | None) -> None:
     """Waits for all servers and checks them.
 
     Args:
@@ -43,7 +88,7 @@ async def check_servers(options: dict[str, Any], tokenizer: PreTrainedTokenizerB
     messages: list[str] = []
     first, known = None, vocabulary_size(tokenizer)
     text = Text(tuple(range(min(known, SAMPLE))), 1)
-    for client in clients_of(options["addresses"], options["token"]):
+    for client in options.clients():
         api = await _up(client, options)
         if longest is not None and longest >= api.context:
             messages.append(
@@ -51,13 +96,13 @@ async def check_servers(options: dict[str, Any], tokenizer: PreTrainedTokenizerB
                 f"{longest}; start it with {api.context_flag} {longest + 1} or more"
             )
         wait = f"rank 0 waits for {client.name} to report what it serves"
-        async with deadline(wait, options["answer_s"], Reminder()):
+        async with deadline(wait, options.answer_s, Reminder()):
             try:
                 await _check_tokens(client, api, tokenizer)
             except ValueError as error:
                 messages += messages_of(error)
             try:
-                found = await _request(client, api, text, most_requested(options["top_k"], known))
+                found = await _request(client, api, text, most_requested(options.top_k, known))
             except ValueError as error:
                 messages += messages_of(error)
                 continue
@@ -71,10 +116,10 @@ async def check_servers(options: dict[str, Any], tokenizer: PreTrainedTokenizerB
         raise Problems(messages)
 
 
-async def _up(client: ServerClient, options: dict[str, Any]) -> PromptLogprobs:
+async def _up(client: ServerClient, options: ServedTeacherOptions) -> PromptLogprobs:
     problem = "not probed yet"
     wait = f"rank 0 waits for {client.name} to be up ({{}})"
-    async with deadline(lambda: wait.format(problem), options["start_s"], Reminder()):
+    async with deadline(lambda: wait.format(problem), options.start_s, Reminder()):
         while True:
             try:
                 async with asyncio.timeout(PROBE_S):
@@ -85,7 +130,7 @@ async def _up(client: ServerClient, options: dict[str, Any]) -> PromptLogprobs:
                 if isinstance(error, RequestRefused) and error.unauthorized:
                     raise ValueError(f"{KEY}.token: {error}; name the variable with the key of the server") from error
                 problem = str(error) or f"no answer in {PROBE_S:g} s"
-            await asyncio.sleep(options["poll_s"])
+            await asyncio.sleep(options.poll_s)
 
 
 async def _check_tokens(client: ServerClient, api: PromptLogprobs, tokenizer: PreTrainedTokenizerBase) -> None:

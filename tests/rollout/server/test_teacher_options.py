@@ -8,7 +8,7 @@ import pytest
 
 from rft.data.encode.tokenizer import characters
 from rft.remote.http_client import BadResponse
-from rft.rollout.server.teacher_check import check_servers
+from rft.rollout.server.teacher_options import ServedTeacherOptions, check_servers
 from tests.conftest import SOON_S
 from tests.helpers import ALPHABET, yaml_options
 from tests.rollout.server.fake_teacher import ASK, FakeTeacher
@@ -30,7 +30,7 @@ def seen():
         waits = {"start_s": 10.0, "answer_s": 10.0, "poll_s": 0.02, "top_k": 6}
         addresses = [server.address for server in started[-len(servers) :]]
         options = yaml_options("teacher/teacher_server.yaml", addresses=addresses, **waits | changes)
-        asyncio.run(check_servers(options, WORDS, longest))
+        asyncio.run(check_servers(ServedTeacherOptions(**options), WORDS, longest))
 
     yield look
     for fake in started:
