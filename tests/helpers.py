@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from rft.actor.actor import Actor
 from rft.actor.base import ModelContext
 from rft.actor.lora.adapters import Lora
 from rft.actor.optim.optimizer import Optimizer
+from rft.actor.options import ActorOptions
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.check import build_algorithm
 from rft.algorithm.objective import Update
@@ -146,6 +148,12 @@ def make_optimizer(**changes: Any) -> Optimizer:
     return Optimizer(**{**yaml_options("actor/hf.yaml", path=None)["optimizer"], **changes})
 
 
+def actor_options(optimizer: Optimizer | None = None, key: str = "actor", **changes: Any) -> ActorOptions:
+    """The options of actor=hf without adapters, changed; `key` is the model's in messages."""
+    given = {**yaml_options("actor/hf.yaml", path=None), "lora": None, "optimizer": None, **changes}
+    return replace(ActorOptions(**take(given, ActorOptions, key, "Actor")), optimizer=optimizer)
+
+
 def make_actor(
     world: World,
     strategy: Strategy,
@@ -156,11 +164,8 @@ def make_actor(
     **changes: Any,
 ) -> Actor:
     """An actor with the options of actor=hf and a vocabulary of 19 characters; frozen where it has no optimizer."""
-    options = {**yaml_options("actor/hf.yaml", path=None), "lora": None, **changes}
-    del options["optimizer"]
     context = ModelContext(key, world, strategy, characters(alphabet=ALPHABET), seed)
-    options = take(options, Actor, key, "Actor", ("context", "optimizer"))
-    return Actor(context, optimizer=optimizer, **options)
+    return Actor(context, actor_options(optimizer, key, **changes))
 
 
 def engine_context(

@@ -199,7 +199,7 @@ class Components(Parts):
             tokenizer=tokenizer,
             folder=folder,
             engine_args=self.run.rollout.engine_args,
-            lora=self.actor.options["lora"],
+            lora=self.actor.options.lora,
             dtype=DTYPES[trainer],
             media=media,
             device_type=device_kind(self.strategy.options.device_name()),
@@ -212,7 +212,7 @@ class Components(Parts):
         Raises:
             ValueError: names the key and the cure.
         """
-        encoder = self.run.data.encoder(tokenizer, processor, scored=self.actor.options.get("head") == "score")
+        encoder = self.run.data.encoder(tokenizer, processor, scored=self.actor.options.head == "score")
         if self.environments is not None:
             self.environments.check(encoder)
         return encoder

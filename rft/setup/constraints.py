@@ -294,7 +294,7 @@ def check_head(
         facts: of the source of batches.
         generates: the policy answers held-out prompts.
     """
-    head = actor.options["head"]
+    head = actor.options.head
     for key, algorithm in algorithms.items():
         if (loss := algorithm.policy.terms[0].plugin).facts.head != head:
             yield (
@@ -311,7 +311,7 @@ def check_head(
             "rollout=none: no engine samples answers to the prompts of data.eval; choose rollout=hf, or eval.loss=true "
             "for the loss of held-out texts"
         )
-    if scores and actor.options["lora"] is not None:
+    if scores and actor.options.lora is not None:
         yield f"actor.lora: adapters do not train the head of actor.head={head}; set actor.lora=null"
 
 
