@@ -22,7 +22,7 @@ from rft.metrics import Metrics
 from rft.registry import take
 from tests.families import family
 from tests.families.rows import OMNI, batch_of, encoder, rows
-from tests.helpers import NLL, make_optimizer, make_strategy, yaml_options
+from tests.helpers import HF, NLL, make_optimizer, make_strategy, yaml_options
 
 CASES = {
     "qwen2_5_vl": True,
@@ -43,7 +43,7 @@ def build(world: World, name: str, packing: bool, folder: Path) -> tuple[Actor, 
     context = ModelContext(
         "actor", world, make_strategy(world), encode.processor.tokenizer, 0, media=encode.media_facts
     )
-    options = {**yaml_options("actor/hf.yaml", path=path), "lora": None, "packing": packing, "micro_batch_tokens": 150}
+    options = {**yaml_options(*HF, path=path), "lora": None, "packing": packing, "micro_batch_tokens": 150}
     del options["optimizer"]
     optimizer = make_optimizer(lr=1e-3, warmup_updates=0)
     actor = Actor(context, optimizer=optimizer, **take(options, Actor, "actor", "Actor", ("context", "optimizer")))
