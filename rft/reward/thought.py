@@ -20,7 +20,7 @@ OF_THOUGHTS = ("reasoning", "prompt_opens")
 
 @dataclass(frozen=True)
 class ReadingOptions:
-    """How a term reads a response; the yaml documents each option.
+    """How a term reads a response.
 
     Attributes:
         reasoning: the marks around a thought, or none: then the whole response is read as the answer.

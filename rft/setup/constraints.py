@@ -210,7 +210,7 @@ def check_engine(rollout: Rollout, engine: Target, actor: Target, processor: Tar
             f"rollout.engine_args.{name}: {engine.factory.__name__} takes no arguments of an engine; choose another "
             "rollout or take it out"
         )
-    device, lora = strategy.options.device_name(), actor.options["lora"]
+    device, lora = strategy.options.device_name(), actor.options.lora
     engine.options.check(EngineCheckContext(rollout.engine_args, lora, processor is not None, device, rollout))
     with prefixed("rollout."):
         engine.factory.check_sampling(rollout, logprobs=True)
