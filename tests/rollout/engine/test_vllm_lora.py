@@ -97,7 +97,7 @@ def test_after_every_update_it_samples_what_the_policy_computes(engine, walks, l
         assert off(actor, found) < 1e-4
         assert before is None or off(actor, before) > 0.1, "adapters that change nothing"
         before = found
-    assert walks == {"base": 1, "alone": 3} and not list(engine._folder.parent.glob("adapter*"))
+    assert walks == {"base": 1, "alone": 3} and not list(engine.context.folder.glob("adapter*"))
 
 
 @needs_vllm
