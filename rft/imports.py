@@ -60,6 +60,11 @@ def import_named(place: str, name: str, where: str, noun: str) -> Callable[..., 
     return _callable_of(module, place, name, where, noun)
 
 
+def is_dotted(name: str) -> bool:
+    """Whether a text is the name of a module, or of what a module has."""
+    return all(map(str.isidentifier, name.split(".")))
+
+
 def import_function(path: str, where: str, noun: str) -> Callable[..., Any]:
     """A function of a module of the user's, `module.function`; the rest as of `import_named`."""
     place, _, name = path.rpartition(".")
@@ -106,7 +111,8 @@ def import_plugin(name: str, where: str) -> None:
     try:
         importlib.import_module(name)
     except Exception as error:  # the module may raise anything
-        if not name or (isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")):
+        missing = isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")
+        if missing or not is_dotted(name):
             raise ValueError(
                 f"{where}: no module {name!r} is found; it is looked for beside the recipe (-cd <folder>) and on "
                 "PYTHONPATH"

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, Union
 
 from rft.conditions import Absent, fields_of, unread_options
 from rft.errors import Problems, did_you_mean, messages_of, naming
-from rft.imports import import_function
+from rft.imports import import_function, is_dotted
 from rft.ranges import Range
 
 FINITE = Range()
@@ -134,7 +134,8 @@ class Registry:
         Raises:
             ValueError: the module of a name with a dot cannot be imported, or has no such function.
         """
-        if self.imports and isinstance(name, str) and "." in name and name not in self._entries:
+        dotted = isinstance(name, str) and "." in name and is_dotted(name)
+        if self.imports and dotted and name not in self._entries:
             function = import_function(name, where, self.kind)
             known = {entry: facts for entry, facts in self._entries.values()}
             self._entries[name] = (function, known.get(function, {}))

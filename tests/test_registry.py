@@ -9,7 +9,7 @@ import pytest
 
 from rft.conditions import ReadIf
 from rft.errors import FunctionError
-from rft.imports import import_all, import_part
+from rft.imports import import_all, import_part, import_plugin
 from rft.ranges import PositiveInt
 from rft.registry import Registry, Target, convert, take
 
@@ -64,6 +64,7 @@ def test_a_plugin_binds_its_options_and_is_handed_what_it_takes(losses):
 
 
 def test_facts_are_stated_computed_from_options_or_the_default(losses):
+    assert losses.names() == ["nll", "ppo_clip"] and losses.function("ppo_clip") is ppo_clip
     stated, plain = losses.build(NODE, KEY).facts, losses.build({"name": "nll"}, KEY).facts
     assert (stated.reads, stated.head) == (("soft",), "lm")
     assert (plain.reads, plain.head) == ((), "lm")
@@ -105,11 +106,6 @@ def test_a_fact_that_is_a_function_is_called_with_what_it_takes():
     registry.register("ppo_clip", prepare=prepare)(lambda logprobs, *, clip_low: None)
     plugin = registry.build({"name": "ppo_clip", "clip_low": 0.2}, KEY)
     assert plugin.call("prepare", "l", seed=3, all_sum="sum") == ("l", 3, 0.2)
-
-
-def test_names_are_sorted_and_lead_to_their_functions(losses):
-    assert losses.names() == ["nll", "ppo_clip"]
-    assert losses.function("ppo_clip") is ppo_clip
 
 
 @pytest.mark.parametrize(
@@ -366,9 +362,7 @@ def test_a_name_with_a_dot_is_a_function_of_a_module(own_modules):
     assert plugin(2.0, "b") == (1.0, "b")
     assert own_modules.function("own_losses.plain") is sys.modules["own_losses"].plain
     assert own_modules.build({"name": "own_package.losses.plain"}, KEY).facts.reads == ()
-
-
-def test_a_function_that_its_module_registers_has_the_facts_that_it_states(own_modules):
+    # one that its module registers has the facts that it states
     assert own_modules.build({"name": "own_losses.stated"}, KEY).facts.reads == ("advantages",)
 
 
@@ -377,8 +371,6 @@ def test_a_function_that_its_module_registers_has_the_facts_that_it_states(own_m
     [
         ("own_lossses.plain", "no module 'own_lossses' is found; it is looked for beside the recipe"),
         ("own_package.loss.plain", "no module 'own_package.loss' is found; it is looked for"),
-        ("nowhere.losses.plain", "no module 'nowhere.losses' is found; it is looked for"),
-        (".plain", "no module '' is found; it is looked for"),
         ("own_losses.plane", "own_losses has no loss 'plane'; did you mean plain?"),
         ("own_broken.plain", "the module 'own_broken' cannot be imported: own_broken.py:2: ZeroDivisionError"),
     ],
@@ -387,6 +379,14 @@ def test_a_name_with_a_dot_that_leads_nowhere_is_an_error_with_its_key(own_modul
     with pytest.raises(ValueError) as raised:
         own_modules.build({"name": name}, KEY)
     assert str(raised.value).startswith(f"algorithm.loss.name={name}: {message}")
+
+
+@pytest.mark.parametrize("name", ["../x", ".plain", "own_losses.", "own losses.plain", ""])
+def test_a_text_that_names_no_module(own_modules, name):
+    with pytest.raises(ValueError, match=r"^algorithm\.loss\.name: no loss is called"):
+        own_modules.build({"name": name}, KEY)
+    with pytest.raises(ValueError, match=r"^plugins: no module '.*' is found"):
+        import_plugin(name, "plugins")
 
 
 def test_names_that_come_with_the_data_import_nothing(own_modules):
