@@ -24,7 +24,7 @@ from rft.logger.log import Sink
 from rft.registry import Target, convert, validate
 from rft.reward.compose import WeightedSum
 from rft.rollout.answerer import Episodes, episodes_of
-from rft.rollout.engine.base import Engine
+from rft.rollout.engine.base import Engine, EngineOptions
 from rft.setup.classes import actor_of, class_of, facts_of, processor_of, source_of, strategy_of
 from rft.setup.constraints import (
     GRADERS,
@@ -155,7 +155,7 @@ class Parts(Checked):
 
     @part
     def engine(self) -> Target:
-        return class_of(self.run.rollout.engine, "rollout.engine", Engine, "engine")
+        return class_of(self.run.rollout.engine, "rollout.engine", Engine, EngineOptions, "engine")
 
     @checks
     def _engine(self) -> Iterator[Check]:
