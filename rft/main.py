@@ -24,11 +24,10 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.text import Text
 
-from rft.errors import Problems, Stopped, report_to_torchrun
+from rft.errors import Problems, Stopped, did_you_mean, report_to_torchrun
 from rft.logger.redact import resolve
 from rft.modes import find_mode
 from rft.redaction import redact, redact_log_records, redact_tracebacks
-from rft.registry import did_you_mean
 from rft.sanitize import printable
 from rft.setup.other_libraries import elsewhere
 from rft.setup.yaml_errors import YAML_ERRORS, broken_yaml

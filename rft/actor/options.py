@@ -13,8 +13,8 @@ from rft.actor.init import read_config
 from rft.actor.lora.adapters import Lora
 from rft.actor.optim.optimizer import Optimizer
 from rft.algorithm.roles import POLICY, ROLES
+from rft.errors import did_you_mean
 from rft.ranges import OpenFraction, PositiveInt
-from rft.registry import did_you_mean
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from rft.actor.forward.liger import check_liger
 from rft.actor.init import meta_model
 from rft.actor.lora.adapters import NAME
 from rft.actor.options import ActorOptions
-from rft.registry import did_you_mean
+from rft.errors import did_you_mean
 
 
 def freeze(model: PreTrainedModel, patterns: Sequence[str]) -> None:

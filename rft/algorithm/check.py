@@ -6,8 +6,7 @@ from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.options import AlgorithmOptions
 from rft.algorithm.roles import ROLES
 from rft.batch.columns import check_columns
-from rft.errors import Checks
-from rft.registry import did_you_mean
+from rft.errors import Checks, did_you_mean
 
 UNITS = ("token", "sequence", "pair", "group")
 POLICY_HEADS = ("lm", "score", "step")

@@ -11,9 +11,9 @@ from rft.batch.row_fields import own_copy
 from rft.batch.scores import Scores, Scoring
 from rft.conditions import ReadIf
 from rft.distributed import World
-from rft.errors import Checks, FunctionError
+from rft.errors import Checks, FunctionError, did_you_mean
 from rft.ranges import Fraction, PositiveInt
-from rft.registry import convert, did_you_mean
+from rft.registry import convert
 from rft.reward.call import Caller, CallOptions, finish_all, head
 from rft.reward.route import Routes
 from rft.reward.term import (

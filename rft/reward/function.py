@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rft.batch.row_fields import OWN, PROMPT_OPENS
-from rft.errors import naming
+from rft.errors import did_you_mean, naming
 from rft.imports import import_named
-from rft.registry import did_you_mean
 from rft.reward.route import SOURCE
 from rft.reward.term import RowTerm, Term, Unscored, is_tensor
 

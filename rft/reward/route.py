@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rft.registry import did_you_mean
+from rft.errors import did_you_mean
 
 SOURCE = "data_source"  # the field of a row that names the data set it was collected from
 OTHER = "other"  # the entry of rows whose source has none

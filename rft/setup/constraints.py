@@ -20,11 +20,12 @@ from rft.algorithm.options import AlgorithmOptions
 from rft.batch.encoded import MediaFacts
 from rft.data.base import GivenTexts, SourceFacts, given_texts
 from rft.data.rows.mixture import Mixture
+from rft.errors import did_you_mean
 from rft.evaluation import generation, loss
 from rft.evaluation.base import other_name
 from rft.evaluation.preference import PairEvaluator, ScoreEvaluator
 from rft.evaluation.process import StepEvaluator
-from rft.registry import Target, did_you_mean
+from rft.registry import Target
 from rft.reward.compose import WeightedSum
 from rft.rollout.answerer import Episodes
 from rft.rollout.engine.base import EngineCheckContext

@@ -18,7 +18,8 @@ from rft.algorithm.certificate.objectives import BINARY, OBJECTIVES, SURROGATES
 from rft.algorithm.certificate.policy import TinyPolicy, term_weights
 from rft.algorithm.certificate.sample import alone
 from rft.algorithm.token_weights.aggregation import counted
-from rft.registry import Plugin, did_you_mean
+from rft.errors import did_you_mean
+from rft.registry import Plugin
 
 GROUP_SIZE = 3
 TOLERANCE = {"advantage": 1e-10, "loss": 1e-12, "gradient mask": 1e-12, "aggregation": 1e-6}  # weights are float32

@@ -14,7 +14,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rft.data.rows.text.base import read_text
 from rft.data.strict_json import value_of
-from rft.registry import did_you_mean
+from rft.errors import did_you_mean
 from rft.sanitize import one_line
 
 if TYPE_CHECKING:  # worker processes of reward rules start without transformers

@@ -27,9 +27,8 @@ from rft.data.rows.lazy import ConcatRows, ConvertRow, LazyRows, Row, Rows
 from rft.data.rows.schemas import SCHEMAS
 from rft.data.rows.stream import RowStream, ShardReader, StreamableRows
 from rft.data.rows.text.base import TextRows
-from rft.errors import listed
+from rft.errors import did_you_mean, listed
 from rft.ranges import PositiveInt
-from rft.registry import did_you_mean
 from rft.sanitize import LONGEST_NAME, one_line
 from rft.waits import waiting
 

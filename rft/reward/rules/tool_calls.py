@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from rft.batch.row_fields import EPISODE_FIELD
 from rft.data.tool_calls import TOOL_CALLS, Schema, ToolCall
-from rft.errors import messages_of
-from rft.registry import Plugin, did_you_mean
+from rft.errors import did_you_mean, messages_of
+from rft.registry import Plugin
 from rft.reward.registry import REWARDS
 from rft.reward.rules.json_schema import (
     TOO_DEEP,

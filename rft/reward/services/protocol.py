@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rft.registry import did_you_mean
+from rft.errors import did_you_mean
 from rft.remote.http_client import ServerClient
 from rft.reward.services.servers import Servers
 from rft.reward.term import Unscored

@@ -9,9 +9,9 @@ from rft.batch.turn_columns import TURN_COLUMNS
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.templates import PROBE, ChatTemplate
 from rft.data.tool_calls import TOOL_CALLS, find_format, read_by, reads_calls
-from rft.errors import build_each
+from rft.errors import build_each, did_you_mean
 from rft.ranges import PositiveInt, Seconds
-from rft.registry import Plugin, convert, did_you_mean
+from rft.registry import Plugin, convert
 from rft.rollout.answerer import Episodes
 from rft.rollout.environment.call_format import CallFormat, CallReader
 from rft.rollout.environment.contract import FIELD, EnvironmentClass, environment_class

@@ -15,7 +15,7 @@ from rft.data.encode.processor import RichText
 from rft.data.encode.templates import ChatTemplate
 from rft.data.tool_calls import Schema, ToolCall, reads_calls
 from rft.data.tool_calls.find_format import TOOLS, CallingTurn
-from rft.registry import did_you_mean
+from rft.errors import did_you_mean
 from rft.rollout.answers import Answer
 from rft.rollout.environment.call_format import CallReader, Read
 from rft.rollout.environment.turn_template import Message, NoSuffix, Renderer, Tools, TurnTemplate

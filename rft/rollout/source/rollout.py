@@ -20,10 +20,9 @@ from rft.batch.turn_columns import TURN_COLUMNS
 from rft.data.base import CheckContext, Source, SourceFacts, SourceOptions
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.parts import has_parts, with_data_urls
-from rft.errors import Checks
+from rft.errors import Checks, did_you_mean
 from rft.metrics import Metrics
 from rft.ranges import PositiveInt
-from rft.registry import did_you_mean
 from rft.rollout.answers import failure_of, log_episodes
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.forced_stop import ForcedStop

@@ -14,10 +14,10 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rft.distributed import World
+from rft.errors import did_you_mean
 from rft.logger.disk import make_folder, replacing
 from rft.logger.history import read_stages
 from rft.logger.media import MEDIA
-from rft.registry import did_you_mean
 from rft.train.checkpoint.names import checkpoints_in
 from rft.train.folder.resume import Difference, changed_keys, describe_changes, overrides, unloadable_keys
 from rft.train.folder.run_lock import LOCK, RunLock

@@ -10,8 +10,8 @@ from typing import Any
 
 from rft.data.rows.packages import REASONING_GYM
 from rft.data.rows.packages.child import rows_of_child
+from rft.errors import did_you_mean
 from rft.ranges import PositiveInt, Seed
-from rft.registry import did_you_mean
 
 APART = 1_000_003  # reasoning-gym makes problem n of a seed from seed + n, so close seeds would share problems
 Tasks = Mapping[str, Mapping[str, Any]]

@@ -16,9 +16,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from rft.errors import naming
+from rft.errors import did_you_mean, naming
 from rft.imports import import_named
-from rft.registry import did_you_mean
 from rft.remote.event_loop import EventLoop
 
 
