@@ -3,7 +3,7 @@
 python scripts/atlas.py measure                       # every algorithm that is not measured yet, three seeds each
 python scripts/atlas.py measure --only grpo,dapo      # these, whether they are or not
 python scripts/atlas.py measure --only gdpo "reward/terms=[exact_match,format]"   # with overrides of their own
-python scripts/atlas.py pages                         # tables, facts and curves in docs/
+python scripts/atlas.py pages                         # tables, facts and curves in docs/, and docs/reference.md
 """
 
 import argparse
@@ -17,8 +17,9 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from atlas_pages import RESULTS, Algorithm, algorithms, models_beside, write_pages
+from atlas_pages import RESULTS, Algorithm, algorithms, models_beside, pages, write_pages
 from atlas_tables import resolved
+from reference.page import PAGE, page
 from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
@@ -43,7 +44,7 @@ def main() -> None:
     part.add_argument("overrides", nargs="*", help="of these algorithms, beside those that all share")
     part.set_defaults(run=measure)
     part = sections.add_parser("pages", help="writes the generated parts of docs/")
-    part.set_defaults(run=lambda arguments: write_pages())
+    part.set_defaults(run=lambda arguments: write_pages(pages() | {PAGE: page()}))
     arguments = parser.parse_args()
     try:
         arguments.run(arguments)

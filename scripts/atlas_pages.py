@@ -5,6 +5,7 @@ A page marks such a part with `<!-- atlas: facts -->` and `<!-- /atlas -->`; all
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,9 +47,9 @@ STYLE = (
 )
 
 
-def write_pages() -> None:
+def write_pages(texts: Mapping[Path, str]) -> None:
     """Writes every page and curve that is not current."""
-    for path, text in pages().items():
+    for path, text in texts.items():
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
 

@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from rft.actor.actor import Actor
 from rft.actor.base import ModelContext
 from rft.actor.lora.adapters import Lora
 from rft.actor.optim.optimizer import Optimizer
+from rft.actor.options import ActorOptions
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.check import build_algorithm
 from rft.algorithm.objective import Update
@@ -36,7 +38,8 @@ from rft.strategy.fsdp2_options import FSDP2Options
 from rft.train.trainer import Trainer
 
 CONFIG = Path(rft.__file__).parent / "config"
-merge_yaml = cache(lambda file, changes: OmegaConf.merge(OmegaConf.load(CONFIG / file), json.loads(changes)))
+HF = ("actor/_base.yaml", "actor/hf.yaml")
+merge_yaml = cache(lambda files, new: OmegaConf.merge(*(OmegaConf.load(CONFIG / f) for f in files), json.loads(new)))
 F64 = torch.float64
 MODEL = {
     "model_type": "qwen3",
@@ -120,9 +123,9 @@ ADAPTIVE = ("algorithm/reward_kl=kl_adaptive", "algorithm.reward_kl.coef.horizon
             "algorithm.terms.kl.coef.horizon=50")  # fmt: skip
 
 
-def yaml_options(file: str, **changes: Any) -> dict[str, Any]:
-    """The keys of an option file with some values changed; groups that it includes are left out."""
-    plain: Any = OmegaConf.to_container(merge_yaml(file, json.dumps(changes)), resolve=True)
+def yaml_options(*files: str, **changes: Any) -> dict[str, Any]:
+    """The keys of option files, each on top of the one before, with some values changed; without their groups."""
+    plain: Any = OmegaConf.to_container(merge_yaml(files, json.dumps(changes)), resolve=True)
     return {str(key): value for key, value in plain.items() if key not in ("defaults", "_target_")}
 
 
@@ -143,7 +146,13 @@ def make_strategy(world: World, kind: type[FSDP2] = FSDP2, **changes: Any) -> FS
 
 def make_optimizer(**changes: Any) -> Optimizer:
     """The optimizer of actor=hf."""
-    return Optimizer(**{**yaml_options("actor/hf.yaml", path=None)["optimizer"], **changes})
+    return Optimizer(**{**yaml_options(*HF, path=None)["optimizer"], **changes})
+
+
+def actor_options(optimizer: Optimizer | None = None, key: str = "actor", **changes: Any) -> ActorOptions:
+    """The options of actor=hf without adapters, changed; `key` is the model's in messages."""
+    given = {**yaml_options(*HF, path=None), "lora": None, "optimizer": None, **changes}
+    return replace(ActorOptions(**take(given, ActorOptions, key, "Actor")), optimizer=optimizer)
 
 
 def make_actor(
@@ -156,11 +165,8 @@ def make_actor(
     **changes: Any,
 ) -> Actor:
     """An actor with the options of actor=hf and a vocabulary of 19 characters; frozen where it has no optimizer."""
-    options = {**yaml_options("actor/hf.yaml", path=None), "lora": None, **changes}
-    del options["optimizer"]
     context = ModelContext(key, world, strategy, characters(alphabet=ALPHABET), seed)
-    options = take(options, Actor, key, "Actor", ("context", "optimizer"))
-    return Actor(context, optimizer=optimizer, **options)
+    return Actor(context, actor_options(optimizer, key, **changes))
 
 
 def engine_context(

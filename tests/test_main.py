@@ -302,6 +302,16 @@ def test_configs_of_tests_are_those_of_the_command_line(overrides, resolved):
     assert resolved(*overrides) == plain(composed(overrides, CONFIG, "main"))
 
 
+@pytest.mark.parametrize(("name", "clip_low"), [("wide", 9.0), ("gspo", 3e-4)])
+def test_a_recipe_adds_options_under_names_that_the_package_has_not(name, clip_low, say, tmp_path):
+    file = tmp_path / "recipe" / "algorithm" / "loss" / f"{name}.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("name: gspo\nclip_low: 9.0\nclip_high: 9.0\n")
+    chosen = ("-cd", tmp_path / "recipe", f"algorithm/loss={name}")
+    code, out, _ = say(*chosen, "--cfg", "job", "--package", "algorithm.loss")
+    assert (code, OmegaConf.create(out).clip_low) == (0, clip_low)
+
+
 def test_the_first_mode_of_a_process_excludes_its_imports_from_garbage_collection():
     """A later mode excludes nothing more: in a sweep, that would be the garbage of the job before. Here the modes are
     replaced by a light module, and a name in sys.modules stands for torch, which the modes of runs import."""

@@ -163,4 +163,5 @@ def test_a_number_of_no_stated_range_is_finite():
 def test_spell():
     assert spell(float | None) == "number or null"
     assert spell(Literal["a", "b"]) == "a or b"
+    assert spell(Literal["auto", "never"] | str) == "auto or never or text"
     assert spell(Range) == "Range"

@@ -2,27 +2,26 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from rft.actor.base import Columns, ModelContext, NonFiniteError, TrainableModel
 from rft.actor.forward.media_inputs import MediaInputs
-from rft.actor.forward.vocabulary import vocabulary_size
 from rft.actor.heads import LanguageNetwork, ScoreNetwork, ValueNetwork
-from rft.actor.init import read_config
-from rft.actor.loading.backbone_names import inner_prefix, outer_prefix
 from rft.actor.loading.export import exported
-from rft.actor.lora.adapters import Lora, LoraWeights
+from rft.actor.loading.tensor_names import inner_prefix, outer_prefix
+from rft.actor.lora.adapters import LoraWeights
 from rft.actor.model import build_model, empty_like, write_export
 from rft.actor.optim.ema import WeightAverage
 from rft.actor.optim.optimizer import Optimizer
+from rft.actor.options import ActorOptions
 from rft.actor.packing.cost import model_cost, model_flops, row_work
 from rft.actor.packing.micro_batches import MicroBatch, MicroBatcher
 from rft.actor.parts import lr_factors
@@ -33,7 +32,6 @@ from rft.batch.balance import Cost
 from rft.batch.columns import candidates, predicted
 from rft.batch.device import HostColumns, one_ahead
 from rft.metrics import Metrics
-from rft.ranges import OpenFraction, PositiveInt
 from rft.strategy.base import TrainState
 from rft.strategy.gather import RANK_ZERO, WHOLE, GatherOptions, to_local
 
@@ -43,19 +41,7 @@ class Actor(TrainableModel):
 
     Args:
         context: supplied by the run.
-        path: a folder or hub name of a causal language model, or null.
-        model_config: a transformers config with `model_type`, for a new model; null where a path is given.
-        head: `lm` computes log-probabilities and entropy, `value` values, `score` one score a row, `step` one score a
-            token; the last two are exported as classifiers of sequences and of tokens.
-        micro_batch_tokens: cap on the tokens of one forward, padding included.
-        packing: true packs the rows of a forward behind one another; false pads them to the longest.
-        share_prefix: rows of a group compute the tokens that they begin with once.
-        liger: Liger's fused kernels compute norms, rotations and gated layers; needs a GPU.
-        frozen: patterns over the names of the model's state dict; the parameters that they match do not train.
-        ema: null, or the decay of an average of the weights, which is exported beside them.
-        lora: null, or the adapters that train in place of the model's own weights.
-        optimizer: null for a model that never trains.
-        trust_remote_code: python files in the folder of the model may run, where it needs them.
+        options: of the model; the run has checked them.
 
     Attributes:
         network: the sharded module.
@@ -67,67 +53,31 @@ class Actor(TrainableModel):
         ValueError: the model cannot be loaded or spread; names the key.
     """
 
+    Options: ClassVar[type[ActorOptions]] = ActorOptions
+    options: ActorOptions
     has_weights: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        context: ModelContext,
-        path: str | None,
-        model_config: dict[str, Any] | None,
-        head: Literal["lm", "value", "score", "step"],
-        micro_batch_tokens: PositiveInt,
-        packing: bool,
-        share_prefix: bool,
-        liger: bool,
-        frozen: list[str],
-        ema: OpenFraction | None,
-        lora: Lora | None,
-        optimizer: Optimizer | None,
-        trust_remote_code: bool,
-    ) -> None:
-        super().__init__(context)
+    def __init__(self, context: ModelContext, options: ActorOptions) -> None:
+        super().__init__(context, options)
         self.strategy = context.strategy
-        self.balance_unit = "group" if share_prefix else "unit"
-        self.optimizer_options = optimizer
+        self.balance_unit = "group" if options.share_prefix else "unit"
+        self.optimizer_options = options.optimizer
         self.train_state: TrainState | None = None
         self.average: WeightAverage | None = None
-        self._ema = ema
-        self._frozen = frozen
         self._forward_options: dict[str, Any] = {}  # of the network, beside its outputs
-        model = build_model(
-            context,
-            path=path,
-            model_config=model_config,
-            head=head,
-            packing=packing,
-            liger=liger,
-            frozen=frozen,
-            lora=lora,
-            trains=optimizer is not None,
-            trust_remote_code=trust_remote_code,
-        )
+        model = build_model(context, options)
         self.network, self.adapters, self.loaded_dtype = model.network, model.adapters, model.loaded_dtype
         backbone = None if context.media is None else self.network.model.base_model
-        self.micro_batcher = MicroBatcher(micro_batch_tokens, packing, share_prefix, backbone)
+        cap, packing = options.micro_batch_tokens, options.packing
+        self.micro_batcher = MicroBatcher(cap, packing, options.share_prefix, backbone)
         self._blocks, self._plain = model.blocks, model.plain
-        self._head = head
         self._as_loaded = True
         self._base_version = 0
 
-    @classmethod
-    def check(
-        cls, options: Mapping[str, Any], key: str, tokenizer: PreTrainedTokenizerBase, temperature: float
-    ) -> None:
-        """Reads the config of the model; see `ColumnModel.check`."""
-        trusted = options["trust_remote_code"]
-        read_config(options["path"], options["model_config"], vocabulary_size(tokenizer), key, trusted)
-
     def plain_model(self) -> PreTrainedModel:
-        """See `TrainableModel.plain_model`."""
         return empty_like(self._plain, self.world.device)
 
     def own_tensors(self) -> Iterable[Tensor]:
-        """See `ColumnModel.own_tensors`."""
         return self.network.state_dict().values()
 
     @torch.no_grad()
@@ -153,12 +103,11 @@ class Actor(TrainableModel):
         return model_cost(self._plain, self.context.media)
 
     def work(self, batch: TensorDict) -> Tensor:
-        """See `TrainableModel.work`."""
         return row_work(self.cost, batch, self.micro_batcher.shared(batch))
 
     def flops(self, batch: TensorDict) -> float | None:
         """See `TrainableModel.flops`; None where some weights do not train, whose gradients `cost` counts."""
-        if self.adapters is not None or self._frozen:
+        if self.adapters is not None or self.options.frozen:
             return None
         return model_flops(self.cost, batch, self.micro_batcher.shared(batch))
 
@@ -204,13 +153,13 @@ class Actor(TrainableModel):
         self._base_version += 1
 
     def begin_training(self, optimizer: Optimizer, updates: int) -> None:
-        """See `TrainableModel.begin_training`."""
         max_norm = math.inf if optimizer.max_grad_norm is None else optimizer.max_grad_norm
         factors = lr_factors(self._named_parameters(), optimizer.lr_factors or {})
         self.train_state = self.strategy.begin_training(
             self.network, lambda: optimizer.build(self.network, self._blocks, updates, factors), max_norm
         )
-        self.average = None if self._ema is None else WeightAverage(self.network, self._ema)
+        decay = self.options.ema
+        self.average = None if decay is None else WeightAverage(self.network, decay)
 
     def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The model's parameters by their names in the whole model; a tied one by each of its names."""
@@ -235,7 +184,6 @@ class Actor(TrainableModel):
     def update(
         self, batch: TensorDict, dummy: TensorDict, update: Update, temperature: float, metrics: Metrics
     ) -> None:
-        """See `TrainableModel.update`."""
         total = torch.zeros((), device=self.world.device)
         with self.context.hooks.on_update(self):
             for micro in self._micro_batches(batch, dummy):
@@ -360,7 +308,7 @@ class Actor(TrainableModel):
             if self.world.rank == 0:
                 media = self.context.media
                 save_processor = None if media is None else media.save
-                model, head, ends = self.plain_model(), self._head, self.context.ends
+                model, head, ends = self.plain_model(), self.options.head, self.context.ends
                 write_export(weights, folder, model, self.adapters, self.tokenizer, head, save_processor, ends, dtype)
         finally:
             for _ in weights:  # the other ranks take part in these gathers, also if rank 0 cannot write
@@ -380,13 +328,11 @@ class Actor(TrainableModel):
         return state
 
     def state_to_fill(self) -> dict[str, Any]:
-        """See `ColumnModel.state_to_fill`."""
         if self.train_state is not None:
             self.strategy.allocate_optimizer_state(self.train_state.optimizer)
         return self.state_dict() | {"network": self.strategy.model_state(self.network, with_frozen=True)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `ColumnModel.load_state_dict`."""
         self.strategy.load_model_state(self.network, state["network"])
         self._as_loaded = state["as_loaded"]
         self._base_version += 1

@@ -1,11 +1,12 @@
 """The protocol of the models of a run: a model computes columns of the batch, and a trainable one is updated, too.
 
 The policy, the reference, the critic and every other model beside the policy implement one of these classes. A model of
-your own is a class named by `_target_`; it takes `context` and its options as keyword parameters.
+your own is a class named by `_target_`; it takes `context` and `options`, an object of the frozen dataclass that it
+names as its `Options`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -81,37 +82,22 @@ class ModelContext:
         return replace(self, key=key)
 
 
-class ColumnModel(ABC):
-    """A model that computes columns of the batch.
+@dataclass(frozen=True)
+class ModelOptions:
+    """The options of a model, and what a run checks of them before there is a model.
 
-    Args:
-        context: supplied by the run.
-
-    Attributes:
-        has_weights: the model's weights are in this process, and its options describe them (`path`, `model_config`,
-            `head`, ...). Models that train, and those that start as a copy of the policy, have weights. A checkpoint
-            holds the state of a frozen one only if its weights are no longer those that were loaded.
-        remote: other processes compute the columns; `mode=plan` calls `blank` instead of `compute`.
-        optimizer_options: of a model that trains; None for a frozen one.
+    A model without options needs no class of its own for them.
     """
 
-    has_weights: ClassVar[bool] = False
-    remote: ClassVar[bool] = False
-    optimizer_options: Optimizer | None = None
+    def errors(self, key: str) -> Iterator[str]:
+        """A message for every mistake that the options of the model with this yaml key show by themselves."""
+        yield from ()
 
-    def __init__(self, context: ModelContext) -> None:
-        self.context = context
-        self.key = context.key
-        self.world = context.world
-
-    @classmethod
-    def check(
-        cls, options: Mapping[str, Any], key: str, tokenizer: PreTrainedTokenizerBase, temperature: float
-    ) -> None:
+    def check(self, key: str, tokenizer: PreTrainedTokenizerBase, temperature: float) -> None:
         """Checks the options of a model that the run reads columns of, before any model is loaded.
 
         Args:
-            options: of the model with this yaml key.
+            key: of the model in the yaml.
             tokenizer: of the policy.
             temperature: at which the model computes.
 
@@ -119,14 +105,7 @@ class ColumnModel(ABC):
             ValueError: names the key and the cure.
         """
 
-    @classmethod
-    def check_here(
-        cls,
-        world: World,
-        options: Mapping[str, Any],
-        tokenizer: PreTrainedTokenizerBase,
-        longest: Callable[[], int | None],
-    ) -> None:
+    def check_here(self, world: World, tokenizer: PreTrainedTokenizerBase, longest: Callable[[], int | None]) -> None:
         """Checks what can only be checked on the machines of the run. A collective, as `longest` is.
 
         Args:
@@ -135,6 +114,34 @@ class ColumnModel(ABC):
         Raises:
             ValueError: names the key and the cure.
         """
+
+
+class ColumnModel(ABC):
+    """A model that computes columns of the batch.
+
+    Args:
+        context: supplied by the run.
+        options: an object of `Options`.
+
+    Attributes:
+        Options: the class of the options.
+        has_weights: the model's weights are in this process, and its options are `ActorOptions`. Models that train, and
+            those that start as a copy of the policy, have weights. A checkpoint holds the state of a frozen one only if
+            its weights are no longer those that were loaded.
+        remote: other processes compute the columns; `mode=plan` calls `blank` instead of `compute`.
+        optimizer_options: of a model that trains; None for a frozen one.
+    """
+
+    Options: ClassVar[type[ModelOptions]] = ModelOptions
+    has_weights: ClassVar[bool] = False
+    remote: ClassVar[bool] = False
+    optimizer_options: Optimizer | None = None
+
+    def __init__(self, context: ModelContext, options: ModelOptions) -> None:
+        self.options = options
+        self.context = context
+        self.key = context.key
+        self.world = context.world
 
     def compute(
         self, batch: TensorDict, outputs: tuple[str, ...], temperature: float, dummy: TensorDict | None = None
@@ -214,8 +221,8 @@ class TrainableModel(ColumnModel):
 
     balance_unit: Literal["group", "unit"] = "unit"
 
-    def __init__(self, context: ModelContext) -> None:
-        super().__init__(context)
+    def __init__(self, context: ModelContext, options: ModelOptions) -> None:
+        super().__init__(context, options)
         self.tokenizer = context.tokenizer
 
     @abstractmethod

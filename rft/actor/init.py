@@ -25,10 +25,8 @@ from transformers import (
 )
 from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
 
-from rft.actor.loading.backbone_names import name_backbone, outer_prefix
-from rft.actor.loading.classifiers import media_classifier
-from rft.actor.loading.drawing import Drawing, NotRecordedError
-from rft.actor.loading.language_parts import language_config, text_config
+from rft.actor.loading.deferred_init import Drawing, NotRecordedError
+from rft.actor.loading.families import language_config, media_classifier, text_config
 from rft.actor.loading.stored import (
     StoredWeights,
     UnreadTensor,
@@ -40,6 +38,7 @@ from rft.actor.loading.stored import (
     needs_transformers,
     open_tensors,
 )
+from rft.actor.loading.tensor_names import name_backbone, outer_prefix
 from rft.actor.lora.stored import find_adapter, model_path
 from rft.actor.score_moments import forget_moments
 from rft.errors import listed, without_code

@@ -16,11 +16,12 @@ from rft.actor.forward.liger import use_liger
 from rft.actor.forward.vocabulary import forbidden_tokens, vocabulary_size
 from rft.actor.heads import LanguageNetwork, ScoreNetwork, StepNetwork, ValueNetwork, check_scorer
 from rft.actor.init import CLASSIFIERS, blocks, load_with_head, meta_model, read_config, read_weights
-from rft.actor.loading.drawing import Drawing
+from rft.actor.loading.deferred_init import Drawing
 from rft.actor.loading.dtype import loaded_dtype
 from rft.actor.loading.export import write_model
-from rft.actor.lora.adapters import Adapters, Lora
+from rft.actor.lora.adapters import Adapters
 from rft.actor.lora.stored import find_adapter
+from rft.actor.options import ActorOptions
 from rft.actor.packing.attention import use_packed_attention, use_padded_attention
 from rft.actor.packing.kernels.choose import choose_kernel
 from rft.actor.parts import freeze
@@ -49,44 +50,30 @@ class ShardedModel:
     loaded_dtype: torch.dtype
 
 
-def build_model(
-    context: ModelContext,
-    *,
-    path: str | None,
-    model_config: dict[str, Any] | None,
-    head: Head,
-    packing: bool,
-    liger: bool,
-    frozen: list[str],
-    lora: Lora | None,
-    trains: bool,
-    trust_remote_code: bool,
-) -> ShardedModel:
+def build_model(context: ModelContext, options: ActorOptions) -> ShardedModel:
     """Loads a model and spreads it over the ranks.
 
     Where the strategy shards models on the meta device, a rank reads its own shards of the path alone, or draws one
     tensor of a new model at a time. With `lora` and the path of an adapter, this adapter trains on.
 
     Args:
-        context: of the model.
-        trains: it has an optimizer; the others are options of `Actor`.
+        context, options: of the model.
 
     Raises:
         ValueError: the model cannot be loaded or spread; names the key.
     """
     key, strategy, tokenizer = context.key, context.strategy, context.tokenizer
-    device = context.world.device
-    config = read_config(
-        path, model_config, vocabulary_size(tokenizer), key, trust_remote_code, context.media is not None
-    )
+    path, head, lora, trains = options.path, options.head, options.lora, options.optimizer is not None
+    device, size, media = context.world.device, vocabulary_size(tokenizer), context.media is not None
+    config = read_config(path, options.model_config, size, key, options.trust_remote_code, media)
 
     def meta() -> PreTrainedModel:
         made = meta_model(config)
         made.requires_grad_(trains)
-        freeze(made, frozen)
+        freeze(made, options.frozen)
         return made
 
-    strategy.check_model(config, meta, packing, key)
+    strategy.check_model(config, meta, options.packing, key)
     continued = None
     if lora is not None:
         continued = None if path is None else find_adapter(path)
@@ -104,12 +91,12 @@ def build_model(
     network = add_head(model, head, key, compiled, strategy.device_type, forbidden)
     plain = empty_like(network.model, device)
     add_end_tokens(plain, context.ends)
-    if packing:
+    if options.packing:
         use_packed_attention(model, key, context.media, lambda needs: choose_kernel(strategy, needs, key))
     else:
         use_padded_attention(model, context.media)
     network.requires_grad_(trains)
-    freeze(model, frozen)
+    freeze(model, options.frozen)
     adapters = None if lora is None else lora.add(network.model, path, key, context.seed, strategy.dtype, device)
     if adapters is not None and continued is not None:
         adapters.start_from(continued)
@@ -117,7 +104,7 @@ def build_model(
         for parameter in network.parameters():
             if not parameter.requires_grad:  # no update needs more precision than the forward
                 parameter.data = parameter.data.to(strategy.dtype)
-    if liger:
+    if options.liger:
         use_liger(network.model, key, device)
     network.eval()  # no dropout: old and current log-probabilities are of one function
     strategy.parallelize(network.model.base_model, key)

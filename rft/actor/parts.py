@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import filter as matching
 from fnmatch import fnmatchcase
-from typing import Any
 
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
@@ -11,6 +10,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from rft.actor.forward.liger import check_liger
 from rft.actor.init import meta_model
 from rft.actor.lora.adapters import NAME
+from rft.actor.options import ActorOptions
 from rft.errors import did_you_mean
 
 
@@ -40,29 +40,28 @@ def lr_factors(
 
 
 def check_parts(
-    config: PretrainedConfig, options: Mapping[str, Any], factors: Mapping[str, Mapping[str, float]], key: str
+    config: PretrainedConfig, options: ActorOptions, factors: Mapping[str, Mapping[str, float]], key: str
 ) -> None:
     """Looks for the parameters that the patterns name in a model without weights, and asks whether Liger knows it.
 
     Args:
-        options: of the actor: `head`, `frozen`, `lora` and `liger` are read.
+        options: of the actor with this key.
         factors: `lr_factors` of its optimizers, by their keys.
-        key: of the actor.
 
     Raises:
         ValueError: a pattern matches no parameter (one of `lr_factors` no parameter that trains), or all of a
             language model's are frozen; or Liger has no kernels for the model.
     """
-    if options["liger"]:
+    if options.liger:
         check_liger(config, key)
-    model, frozen, lora = meta_model(config), options["frozen"], options["lora"]
-    part = model if options["head"] == "lm" else model.base_model
+    model, frozen, lora = meta_model(config), options.frozen, options.lora
+    part = model if options.head == "lm" else model.base_model
     names = _trained(model, part)
     for number, pattern in enumerate(frozen):
         _check_matches(pattern, names, f"{key}.frozen[{number}]")
     freeze(model, frozen)
     names = _trained(model, part)
-    if options["head"] == "lm" and not names:
+    if options.head == "lm" and not names:
         raise ValueError(f"{key}.frozen={list(frozen)}: nothing is left to train; take a pattern out")
     if lora is not None:
         names = [f"{layer}.{name}.{NAME}.weight" for layer in lora.layers(model, key) for name in ("lora_A", "lora_B")]

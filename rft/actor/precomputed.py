@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.actor.base import ColumnModel, Columns, ModelContext, TrainableModel
+from rft.actor.base import ColumnModel, Columns, ModelContext, ModelOptions, TrainableModel
 from rft.batch.columns import lengths
 from rft.logger.disk import replacing
 
@@ -34,7 +34,7 @@ class PrecomputedReference(ColumnModel):
     column = "ref_logprobs"
 
     def __init__(self, context: ModelContext, load: Callable[[], ColumnModel], copied: bool, file: Path) -> None:
-        super().__init__(context)
+        super().__init__(context, ModelOptions())
         self.load = load
         self.copied = copied
         self.file = file

@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.actor.base import ColumnModel, Columns, ModelContext, TrainableModel
+from rft.actor.base import ColumnModel, Columns, ModelContext, ModelOptions, TrainableModel
 from rft.actor.lora.adapters import Adapters
 from rft.strategy.gather import WHOLE, GatherOptions
 
@@ -23,7 +23,7 @@ class AdapterReference(ColumnModel):
     """
 
     def __init__(self, context: ModelContext, policy: TrainableModel, adapters: Adapters) -> None:
-        super().__init__(context)
+        super().__init__(context, ModelOptions())
         self.policy = policy
         self._adapters = adapters
         self.copy_weights_from(policy)
@@ -52,12 +52,10 @@ class AdapterReference(ColumnModel):
     def compute_outputs(
         self, batch: TensorDict, outputs: tuple[str, ...], temperature: float, dummy: TensorDict | None
     ) -> Columns:
-        """See `ColumnModel.compute`."""
         with self._in_place():
             return self.policy.compute_outputs(batch, outputs, temperature, dummy)
 
     def weights(self, options: GatherOptions = WHOLE) -> Iterator[tuple[str, Tensor]]:
-        """See `ColumnModel.weights`."""
         with self._in_place():
             yield from self.policy.weights(options)
 

@@ -13,7 +13,12 @@ NAMES = ("mean", "std")  # in config.json, as OpenRLHF names them
 
 @dataclass(frozen=True)
 class ScoreMoments:
-    """The mean and the standard deviation (n - 1) of scores."""
+    """What scores are normalised by.
+
+    Attributes:
+        mean: of the scores.
+        std: their standard deviation (n - 1).
+    """
 
     mean: float
     std: PositiveFloat

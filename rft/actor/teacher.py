@@ -1,7 +1,7 @@
 """The model that a policy learns from: of each token's distribution it keeps the most likely tokens."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -10,55 +10,34 @@ from rft.actor.base import ModelContext
 from rft.actor.forward.vocabulary import vocabulary_size
 from rft.actor.heads import LanguageNetwork
 from rft.actor.init import read_config
+from rft.actor.options import ActorOptions
 from rft.conditions import ReadWith
 from rft.errors import without_code
 from rft.ranges import PositiveInt
 
 
-class Teacher(Actor):
-    """A frozen actor that also computes `top_ids` and `top_logprobs`.
+@dataclass(frozen=True)
+class TeacherOptions(ActorOptions):
+    """What a `Teacher` reads.
 
     Args:
         top_k: the number of most likely tokens that are kept of a distribution; all where fewer can follow.
-        others: see `Actor`.
-
-    Raises:
-        ValueError: the model cannot be loaded or spread; names the key.
+        others: see `ActorOptions`.
     """
 
-    def __init__(
-        self,
-        context: ModelContext,
-        path: str | None,
-        model_config: dict[str, Any] | None,
-        head: Literal["lm"],
-        micro_batch_tokens: PositiveInt,
-        packing: bool,
-        share_prefix: bool,
-        liger: bool,
-        frozen: list[str],
-        ema: None,
-        lora: None,
-        optimizer: None,
-        trust_remote_code: bool,
-        top_k: Annotated[PositiveInt, ReadWith("column teacher_top_ids")],
-    ) -> None:
-        rows = (micro_batch_tokens, packing, share_prefix, liger)
-        super().__init__(context, path, model_config, head, *rows, frozen, ema, lora, optimizer, trust_remote_code)
-        assert isinstance(self.network, LanguageNetwork)
-        following = len(self._plain.get_output_embeddings().weight) - len(self.network.forbidden)
-        self._forward_options = {"top": min(top_k, following)}
+    head: Literal["lm"]
+    ema: None
+    lora: None
+    optimizer: None
+    top_k: Annotated[PositiveInt, ReadWith("column teacher_top_ids")]
 
-    @classmethod
-    def check(
-        cls, options: Mapping[str, Any], key: str, tokenizer: PreTrainedTokenizerBase, temperature: float
-    ) -> None:
-        """Checks that there is a model and that it has the vocabulary of the policy; see `ColumnModel.check`."""
-        path, tokens = options["path"], vocabulary_size(tokenizer)
-        if path is None and options["model_config"] is None:
+    def check(self, key: str, tokenizer: PreTrainedTokenizerBase, temperature: float) -> None:
+        """Checks that there is a model and that it has the vocabulary of the policy."""
+        path, tokens = self.path, vocabulary_size(tokenizer)
+        if path is None and self.model_config is None:
             raise ValueError(f"{key}.path is null, so there is no model to learn from; set it to a folder or hub name")
-        trusted = options["trust_remote_code"]
-        size = read_config(path, options["model_config"], tokens, key, trusted).get_text_config().vocab_size
+        trusted = self.trust_remote_code
+        size = read_config(path, self.model_config, tokens, key, trusted).get_text_config().vocab_size
         if size < tokens:
             raise ValueError(
                 f"{key}.path={path}: the model knows {size} tokens, but actor.tokenizer has {tokens}; choose a "
@@ -81,3 +60,15 @@ class Teacher(Actor):
                 f"{key}.path={path}: its tokenizer is not actor.tokenizer: they differ in {len(differing)} tokens, "
                 f"such as {differing[0]!r}; choose a {key} with the vocabulary of the actor, or the other way round"
             )
+
+
+class Teacher(Actor):
+    """A frozen actor that also computes `top_ids` and `top_logprobs`."""
+
+    Options = TeacherOptions
+
+    def __init__(self, context: ModelContext, options: TeacherOptions) -> None:
+        super().__init__(context, options)
+        assert isinstance(self.network, LanguageNetwork)
+        following = len(self._plain.get_output_embeddings().weight) - len(self.network.forbidden)
+        self._forward_options = {"top": min(options.top_k, following)}

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.batch.columns import fields
-from rft.batch.entries import EPISODE, UNSCORED, UNSCORED_FIELD
+from rft.batch.row_fields import EPISODE, UNSCORED, UNSCORED_FIELD
 from rft.sanitize import LONGEST_NAME, OTHER
 
 ACCURACY = "acc"  # the further number of a term that is the accuracy of a response

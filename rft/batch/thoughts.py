@@ -7,7 +7,7 @@ thought: it has the closing mark alone. Without torch: workers of rewards import
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rft.batch.entries import PROMPT_OPENS
+from rft.batch.row_fields import PROMPT_OPENS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

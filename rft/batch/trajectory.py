@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch
 
 from rft.batch.encoded import as_encoded
-from rft.batch.entries import EPISODE_FIELD, PROMPT_OPENS
 from rft.batch.media import join_media
+from rft.batch.row_fields import EPISODE_FIELD, PROMPT_OPENS
 from rft.batch.turn_columns import turn_column
 
 

@@ -194,7 +194,7 @@ class Source(ABC):
         self.row_sampler = make_sampler(context.rows, context.seed, context.shuffle)
 
     def samples(self) -> bool:
-        """Whether the engine samples the next batch; the same on every rank."""
+        """Whether the engine samples the next batch; the same on every rank. Sources that sample sometimes write it."""
         return bool(self.options.facts().sampled == "always")
 
     @abstractmethod

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from tensordict import TensorDict
 
-from rft.batch.entries import UNSCORED
+from rft.batch.row_fields import UNSCORED
 from rft.batch.scores import number_or_none
 from rft.data.encode.encoder import Encoder
 from rft.data.rows.lazy import Rows

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rft.batch.entries import EPISODE, EPISODE_FIELD, PROMPT_OPENS, UNSCORED
+from rft.batch.row_fields import EPISODE, EPISODE_FIELD, PROMPT_OPENS, UNSCORED
 from rft.batch.scores import ACCURACY, Scores, mean_of_scored, number_or_none
 from rft.batch.trajectory import Trajectory
 from rft.data.rows.lazy import Rows

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rft.batch.entries import PROMPT_OPENS
+from rft.batch.row_fields import PROMPT_OPENS
 from rft.data.rows.lazy import Rows
 from rft.distributed import World
 from rft.evaluation.base import Progress, RowEvaluator, collect, share

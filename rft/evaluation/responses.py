@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rft.batch.entries import PROMPT_OPENS
+from rft.batch.row_fields import PROMPT_OPENS
 from rft.data.encode.media.folder import name_media
 from rft.data.rows.files import find_files, read_rows
 from rft.data.rows.lazy import Row, Rows, place, subset

@@ -13,7 +13,7 @@ from rich.table import Table
 from transformers import PretrainedConfig
 
 from rft.algorithm.roles import ROLES
-from rft.batch.entries import PROMPT_OPENS
+from rft.batch.row_fields import PROMPT_OPENS
 from rft.batch.scores import number_or_none
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths

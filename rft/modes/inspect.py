@@ -119,8 +119,8 @@ def _show(job: Job, loaded: Datasets, name: str, source: Target, prompts: int, c
         title = f"row {example.row}{example.part and f', {example.part}'}: {len(example.ids):,} tokens{trained}"
         console.print(Text(title, style="cyan"), soft_wrap=True)
         console.print(spelled(example, tokenizer, "" if console.is_terminal else MARKS), soft_wrap=True)
-    named = (run.actor["path"], run.actor["model_config"])
-    model_config = read_config(*named, vocabulary_size(tokenizer), "actor", run.actor["trust_remote_code"])
+    actor, size = job.actor.options, vocabulary_size(tokenizer)
+    model_config = read_config(actor.path, actor.model_config, size, "actor", actor.trust_remote_code)
     context = model_config.get_text_config().max_position_embeddings
     console.print(_numbers(counts, context, 0 if reads else run.rollout.max_new_tokens), soft_wrap=True)
     for end in sorted(counts.ends - {tokenizer.eos_token_id, *loaded.encoder.ends}) if job.grader is None else ():

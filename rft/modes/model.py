@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -46,7 +47,7 @@ class FoundPolicy(PolicyParts):
 
     @part
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        trusted, found = self.job.run.actor["trust_remote_code"], self.found
+        trusted, found = self.job.actor.options.trust_remote_code, self.found
         if found is not None:
             return pretrained(path=str(found), trust_remote_code=trusted)
         made: PreTrainedTokenizerBase = self.job.tokenizer.build()
@@ -54,14 +55,14 @@ class FoundPolicy(PolicyParts):
 
     @part
     def model_config(self) -> PretrainedConfig:
-        actor, size, media = self.job.run.actor, vocabulary_size(self.tokenizer), self.processor is not None
-        path, new = (actor["path"], actor["model_config"]) if self.found is None else (str(self.found), None)
-        return read_config(path, new, size, POLICY, actor["trust_remote_code"], media)
+        actor, size, media = self.job.actor.options, vocabulary_size(self.tokenizer), self.processor is not None
+        path, new = (actor.path, actor.model_config) if self.found is None else (str(self.found), None)
+        return read_config(path, new, size, POLICY, actor.trust_remote_code, media)
 
     @checks
     def _config(self) -> Iterator[Check]:
         yield from self.check_config()
-        path = self.job.run.actor["path"] if self.found is None else str(self.found)
+        path = self.job.actor.options.path if self.found is None else str(self.found)
         if path is not None:
             yield lambda: check_vocabulary(self.model_config, self.tokenizer, path, POLICY)
 
@@ -101,13 +102,14 @@ class Answering(Components):
         self.engine.options.check_here()
         self.place_reward(self.world)
         found = self.world.decide(lambda: find_checkpoint(Path(run.output_dir), which, key))
-        path, model_config = (run.actor["path"], run.actor["model_config"]) if found is None else (str(found), None)
+        actor = self.actor.options
+        path, model_config = (actor.path, actor.model_config) if found is None else (str(found), None)
         self._path = path
-        self.title = path or f"a new {run.actor['model_config']['model_type']}, untrained"
+        self.title = path or f"a new {actor.model_config['model_type']}, untrained"
         self.policy = FoundPolicy(self, found)
         self.policy.check_all()
         if scores and self.grader is not None and found is not None:
-            head, where = self.actor.options["head"], f"{key}={which}: {found}"
+            head, where = actor.head, f"{key}={which}: {found}"
             check.run(lambda: check_classifier(self.policy.model_config, head, where))
         self._model = {"path": path, "model_config": model_config}
 
@@ -120,9 +122,9 @@ class Answering(Components):
         else:
             transformers_logging.disable_progress_bar()
             strategy = self.strategy.build(world=self.world)
-            without_training = self._model | {"optimizer": None, "frozen": [], "ema": None}
+            options = replace(self.actor.options, **self._model, optimizer=None, frozen=[], ema=None)
             context = self.policy_context(self.world, strategy, self.policy.tokenizer, self.policy.encoder)
-            policy = self.actor.factory(context, **self.actor.options | without_training)
+            policy = self.actor.factory(context=context, options=options)
             yield self.evaluator(self.world, {POLICY: policy}, None, self.policy.encoder, sets)
 
     @contextmanager

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rft.batch.entries import PROMPT_OPENS
+from rft.batch.row_fields import PROMPT_OPENS
 from rft.data.rows.lazy import PlacedRows, Row, Rows, load, place
 from rft.distributed import SINGLE_PROCESS
 from rft.modes.model import display

@@ -25,7 +25,7 @@ class CircuitOpen(RequestFailed):
 
 @dataclass
 class BreakerOptions:
-    """When a server gets no requests; the yaml documents each option.
+    """When a server gets no requests.
 
     Attributes:
         failures: in a row, after which the circuit of a server is open: it gets no requests.

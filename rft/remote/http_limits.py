@@ -22,7 +22,7 @@ class HttpLimits:
 
 @dataclass
 class ScoringLimits(HttpLimits):
-    """What a server of reward terms accepts; the yaml documents each option.
+    """What a server of reward terms accepts.
 
     Attributes:
         rows: responses of a request, and of all requests that are scored together.

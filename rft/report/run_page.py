@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rft.batch.entries import EPISODE
+from rft.batch.row_fields import EPISODE
 from rft.logger.history import (
     ELAPSED,
     STDERR,

@@ -1,13 +1,44 @@
 """Builds a reward term from its yaml node: a registered function, a function of the user's own, or a class."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rft.registry import Target
+from rft.batch.row_fields import own_copy
+from rft.registry import Plugin, Target
 from rft.reward import REWARDS
 from rft.reward.function import function_term
-from rft.reward.rule import Rule
-from rft.reward.term import Term
+from rft.reward.term import RowTerm, Term
+
+
+class Rule(RowTerm):
+    """A registered function of one response and its row."""
+
+    def __init__(self, plugin: Plugin) -> None:
+        self.reads = plugin.facts.reads
+        self.extracts = plugin.facts.extract is not None
+        assert plugin.facts.others in ("zero", "less", "any"), f"{plugin.title} states others={plugin.facts.others!r}"
+        self.others = plugin.facts.others
+        assert plugin.facts.thoughts in ("keep", "skip", "show"), f"{plugin.title}: thoughts={plugin.facts.thoughts!r}"
+        self.thoughts, self.opening = plugin.facts.thoughts, plugin.facts.opening
+        self.tool_calls = plugin.facts.tool_calls
+        self._plugin = plugin
+
+    def check_row(self, row: Mapping[str, Any]) -> None:
+        """See `Term.check_row`."""
+        if self._plugin.facts.gold is not None:
+            self._plugin.call("gold", row)
+
+    def gold_responses(self, row: Mapping[str, Any]) -> Sequence[str]:
+        """See `Term.gold_responses`."""
+        return () if self._plugin.facts.writes is None else self._plugin.call("writes", own_copy(row))
+
+    def value(self, response: str, row: Mapping[str, Any]) -> Any:
+        """See `RowTerm.value`."""
+        return self._plugin(response, row)
+
+    def extract(self, response: str) -> str | None:
+        """See `Term.extract`."""
+        return self._plugin.call("extract", response) if self.extracts else None
 
 
 def build_term(node: Mapping[str, Any], key: str) -> Term:

@@ -37,7 +37,7 @@ PAUSES_S = (0.5, 60.0)  # the shortest and the longest pause before a repeated c
 
 @dataclass
 class HostOptions:
-    """The servers that compute a term; the yaml documents each option.
+    """The servers that compute a term.
 
     Attributes:
         addresses: of the servers.
@@ -54,7 +54,7 @@ class HostOptions:
 
 @dataclass
 class CallOptions:
-    """How a reward term is called; the yaml documents each option.
+    """How a reward term is called.
 
     Attributes:
         workers: `inline`, in the process of the run; `process`, in worker processes, which a deadline can end;

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from rft.batch.entries import own_copy
+from rft.batch.row_fields import own_copy
 from rft.batch.scores import Scores, Scoring
 from rft.conditions import ReadIf
 from rft.distributed import World

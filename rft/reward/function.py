@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rft.batch.entries import OWN, PROMPT_OPENS
+from rft.batch.row_fields import OWN, PROMPT_OPENS
 from rft.errors import did_you_mean, naming
 from rft.imports import import_named
 from rft.reward.route import SOURCE

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from rft.batch.entries import row_of_user
+from rft.batch.row_fields import row_of_user
 from rft.sanitize import Names
 
 if TYPE_CHECKING:  # worker processes start without torch

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rft.batch.entries import EPISODE_FIELD, PROMPT_OPENS
+from rft.batch.row_fields import EPISODE_FIELD, PROMPT_OPENS
 from rft.batch.thoughts import MARKS, behind_thought
 from rft.data.encode.parts import text_of
 from rft.data.tool_calls import without_thoughts
@@ -20,7 +20,7 @@ OF_THOUGHTS = ("reasoning", "prompt_opens")
 
 @dataclass(frozen=True)
 class ReadingOptions:
-    """How a term reads a response; the yaml documents each option.
+    """How a term reads a response.
 
     Attributes:
         reasoning: the marks around a thought, or none: then the whole response is read as the answer.

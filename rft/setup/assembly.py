@@ -41,7 +41,7 @@ from rft.train.folder.resume import STEPS
 from rft.train.folder.run_folder import RunCommand, RunFolder, choose_folder, finish_folder
 from rft.train.folder.run_lock import RunLock
 from rft.train.memory import MakePlan, explain_out_of_memory, no_plan
-from rft.train.profiler import Profiler
+from rft.train.observation import Profiler
 from rft.train.stage import Stage
 from rft.train.stop import StopRequest
 from rft.train.trainer import Trainer
@@ -90,7 +90,7 @@ class Job(Components):
         """What decides which folder the run gets."""
         reads = self.algorithm.reads()
         models = [self.actor, *(self.helpers[role.key] for role in ROLES if role.writes(reads))]
-        optimizers = [model.options["optimizer"] for model in models if model.factory.has_weights]
+        optimizers = [model.options.optimizer for model in models if model.factory.has_weights]
         decays = any(optimizer is not None and optimizer.decays for optimizer in optimizers)
         unread = frozenset({*unread_keys(self), *(() if decays else STEPS)})
         wanted = Path(self.run.output_dir + suffix)
@@ -132,7 +132,7 @@ class Job(Components):
         for role in ROLES:
             if role.writes(self.algorithm.reads()):
                 model = self.helpers[role.key]
-                model.factory.check_here(world, model.options, loaded.tokenizer, lambda: self.longest(loaded))
+                model.options.check_here(world, loaded.tokenizer, lambda: self.longest(loaded))
         return loaded
 
     def load(self, ranks: int, world: World = SINGLE_PROCESS) -> Datasets:

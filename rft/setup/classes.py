@@ -2,21 +2,22 @@
 
 from typing import Any
 
-from rft.actor.base import ColumnModel
+from rft.actor.base import ColumnModel, ModelOptions
 from rft.algorithm.roles import ROLES
 from rft.data.base import Source, SourceFacts, SourceOptions
 from rft.registry import Target
 from rft.rollout.answerer import Episodes
-from rft.strategy.base import Strategy
+from rft.strategy.base import Strategy, StrategyOptions
 
 CONTEXT = ("context", "options")  # the constructor arguments that the run supplies to models, engines and sources
 
 
-def class_of(node: Any, key: str, kind: type, noun: str) -> Target:
+def class_of(node: Any, key: str, kind: type, options: type, noun: str) -> Target:
     """A class named by `_target_` that implements an abstract class.
 
     Args:
         kind: the abstract class.
+        options: the base class of its options.
         noun: what messages call an instance of it.
 
     Raises:
@@ -28,18 +29,17 @@ def class_of(node: Any, key: str, kind: type, noun: str) -> Target:
             f"{key}._target_: {target.factory.__name__} is no {noun}; name a class that implements "
             f"{kind.__module__}.{kind.__name__}"
         )
+    if not isinstance(target.options, options):
+        raise ValueError(
+            f"{key}._target_: {target.factory.__name__} names no dataclass of its options; give it `Options = ...`, "
+            f"derived from {options.__module__}.{options.__name__}"
+        )
     return target
 
 
 def source_of(node: Any, key: str) -> Target:
     """The class of a source of batches, with its options. Raises as `class_of`."""
-    source = class_of(node, key, Source, "source of batches")
-    if not isinstance(source.options, SourceOptions):
-        raise ValueError(
-            f"{key}._target_: {source.factory.__name__} names no dataclass of its options; give it `Options = ...`, "
-            "derived from rft.data.base.SourceOptions"
-        )
-    return source
+    return class_of(node, key, Source, SourceOptions, "source of batches")
 
 
 def facts_of(source: Target, environments: Episodes | None) -> SourceFacts:
@@ -54,7 +54,7 @@ def actor_of(node: Any, key: str) -> Target:
     Raises:
         ValueError: names the key; also for a remote model in a role that trains or starts as the policy.
     """
-    target = class_of(node, key, ColumnModel, "model")
+    target = class_of(node, key, ColumnModel, ModelOptions, "model")
     remote = [role.key for role in ROLES if role.loss is None and not role.follows]
     if key not in remote and not target.factory.has_weights:
         name = target.factory.__name__
@@ -70,4 +70,4 @@ def processor_of(actor: dict[str, Any]) -> Target | None:
 
 def strategy_of(node: Any) -> Target:
     """The class of the strategy, with its options. Raises as `class_of`."""
-    return class_of(node, "strategy", Strategy, "strategy")
+    return class_of(node, "strategy", Strategy, StrategyOptions, "strategy")

@@ -34,7 +34,7 @@ from rft.setup.row_checks import check_rows
 from rft.setup.typed import typed_keys
 from rft.setup.unread import check_typed
 from rft.strategy.base import DTYPES, Strategy
-from rft.train.engine_gap import DTYPE
+from rft.train.health import DTYPE
 
 
 class Components(Parts):
@@ -199,7 +199,7 @@ class Components(Parts):
             tokenizer=tokenizer,
             folder=folder,
             engine_args=self.run.rollout.engine_args,
-            lora=self.actor.options["lora"],
+            lora=self.actor.options.lora,
             dtype=DTYPES[trainer],
             media=media,
             device_type=device_kind(self.strategy.options.device_name()),
@@ -212,7 +212,7 @@ class Components(Parts):
         Raises:
             ValueError: names the key and the cure.
         """
-        encoder = self.run.data.encoder(tokenizer, processor, scored=self.actor.options.get("head") == "score")
+        encoder = self.run.data.encoder(tokenizer, processor, scored=self.actor.options.head == "score")
         if self.environments is not None:
             self.environments.check(encoder)
         return encoder

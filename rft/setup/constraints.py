@@ -211,7 +211,7 @@ def check_engine(rollout: Rollout, engine: Target, actor: Target, processor: Tar
             f"rollout.engine_args.{name}: {engine.factory.__name__} takes no arguments of an engine; choose another "
             "rollout or take it out"
         )
-    device, lora = strategy.options.device_name(), actor.options["lora"]
+    device, lora = strategy.options.device_name(), actor.options.lora
     engine.options.check(EngineCheckContext(rollout.engine_args, lora, processor is not None, device, rollout))
     with prefixed("rollout."):
         engine.factory.check_sampling(rollout, logprobs=True)
@@ -295,7 +295,7 @@ def check_head(
         facts: of the source of batches.
         generates: the policy answers held-out prompts.
     """
-    head = actor.options["head"]
+    head = actor.options.head
     for key, algorithm in algorithms.items():
         if (loss := algorithm.policy.terms[0].plugin).facts.head != head:
             yield (
@@ -312,7 +312,7 @@ def check_head(
             "rollout=none: no engine samples answers to the prompts of data.eval; choose rollout=hf, or eval.loss=true "
             "for the loss of held-out texts"
         )
-    if scores and actor.options["lora"] is not None:
+    if scores and actor.options.lora is not None:
         yield f"actor.lora: adapters do not train the head of actor.head={head}; set actor.lora=null"
 
 

@@ -14,7 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from rft.actor.forward.vocabulary import vocabulary_size
 from rft.actor.init import CLASSIFIERS, CONFIG_ERRORS, knows_model, meta_model, read_config
-from rft.actor.loading.backbone_names import inner_prefix
+from rft.actor.loading.tensor_names import inner_prefix
 from rft.actor.lora.stored import find_adapter
 from rft.actor.moe import ROUTER_BALANCE, check_routers
 from rft.actor.parts import check_parts
@@ -240,14 +240,13 @@ class RunParts(PolicyParts):
 
     def read_model_config(self, model: Target) -> PretrainedConfig:
         """The config of a model, without its weights. A new model has the vocabulary size of the tokenizer."""
-        path, new, trusted = (model.options[name] for name in ("path", "model_config", "trust_remote_code"))
-        media = self.job.processor is not None
-        return read_config(path, new, vocabulary_size(self.tokenizer), model.key, trusted, media)
+        options, size, media = model.options, vocabulary_size(self.tokenizer), self.job.processor is not None
+        return read_config(options.path, options.model_config, size, model.key, options.trust_remote_code, media)
 
     def read_loadable_config(self, model: Target) -> PretrainedConfig:
         """As `read_model_config`, of a model that can be built and loaded, and that knows all tokens."""
-        config, path = self.read_model_config(model), model.options["path"]
-        head, media = model.options["head"], self.job.processor is not None
+        config, path = self.read_model_config(model), model.options.path
+        head, media = model.options.head, self.job.processor is not None
         check_loadable(config, path, head, model.key, self.job.reads_weights, media)
         if path is not None:
             check_vocabulary(config, self.tokenizer, path, model.key)
@@ -264,7 +263,7 @@ class RunParts(PolicyParts):
         if role.writes(job.algorithm.reads()) and not (precomputed or job.starts_as_policy(role)):
             model = job.helpers[role.key]
             temperature = 1.0 if job.facts.sampled == "never" else job.run.rollout.temperature
-            model.factory.check(model.options, role.key, self.tokenizer, temperature)
+            model.options.check(role.key, self.tokenizer, temperature)
             if model.factory.has_weights:
                 self.read_loadable_config(model)
 
@@ -276,9 +275,9 @@ class RunParts(PolicyParts):
         """
         if not model.factory.has_weights:
             return
-        options, optimizers = model.options, {f"{model.key}.optimizer": model.options["optimizer"]}
+        options, optimizers = model.options, {f"{model.key}.optimizer": model.options.optimizer}
         if model is self.job.actor and self.job.run.warmup is not None:
             optimizers["warmup.optimizer"] = self.job.run.warmup.optimizer
         factors = {key: each.lr_factors for key, each in optimizers.items() if each is not None and each.lr_factors}
-        if options["frozen"] or factors or (options["liger"] and (options["path"] or options["model_config"])):
+        if options.frozen or factors or (options.liger and (options.path or options.model_config)):
             check_parts(self.read_model_config(model), options, factors, model.key)

@@ -8,9 +8,9 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
-from rft.actor.check import check_adapters, check_options
 from rft.actor.init import CLASSIFIERS
 from rft.actor.moe import ROUTER_BALANCE
+from rft.actor.options import ActorOptions, check_adapters
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.check import build_algorithm, check_critic_warmup, check_flow, check_reference
 from rft.algorithm.roles import POLICY, REFERENCE, ROLES, Role
@@ -24,7 +24,7 @@ from rft.logger.log import Sink
 from rft.registry import Target, convert, validate
 from rft.reward.compose import WeightedSum
 from rft.rollout.answerer import Episodes, episodes_of
-from rft.rollout.engine.base import Engine
+from rft.rollout.engine.base import Engine, EngineOptions
 from rft.setup.classes import actor_of, class_of, facts_of, processor_of, source_of, strategy_of
 from rft.setup.constraints import (
     GRADERS,
@@ -121,8 +121,7 @@ class Parts(Checked):
             own = Checks()
             if (model := own.attempt(actor_of, node, key)) is not None:
                 made[key] = model
-                if model.factory.has_weights:
-                    own.run(partial(check_options, model.options, key))
+                own.run(partial(model.options.errors, key))
             self.check.messages += [text for text in own.messages if text.removeprefix(key) not in reported]
             reported |= {text.removeprefix(key) for text in own.messages}
         return made
@@ -141,7 +140,7 @@ class Parts(Checked):
         return {key: self._checked_model(key) for key in self._nodes}
 
     @part
-    def models(self) -> dict[str, dict[str, Any]]:
+    def models(self) -> dict[str, ActorOptions]:
         """The options of the models whose weights are in this process, by their keys."""
         targets = (self.actor, *self.helpers.values())
         return {target.key: target.options for target in targets if target.factory.has_weights}
@@ -156,7 +155,7 @@ class Parts(Checked):
 
     @part
     def engine(self) -> Target:
-        return class_of(self.run.rollout.engine, "rollout.engine", Engine, "engine")
+        return class_of(self.run.rollout.engine, "rollout.engine", Engine, EngineOptions, "engine")
 
     @checks
     def _engine(self) -> Iterator[Check]:
@@ -202,7 +201,7 @@ class Parts(Checked):
 
     @part
     def grader(self) -> type[ScoreEvaluator] | None:
-        return GRADERS.get(self.actor.options["head"])
+        return GRADERS.get(self.actor.options.head)
 
     @part
     def given(self) -> GivenTexts | None:
@@ -306,7 +305,7 @@ class Parts(Checked):
         if not role.follows or role.key not in self.helpers:
             return False
         own, policy = self.helpers[role.key].options, self.actor.options
-        return all(own[name] == policy[name] for name in ("path", "model_config"))
+        return (own.path, own.model_config) == (policy.path, policy.model_config)
 
     @part
     def warmup_algorithm(self) -> Algorithm | None:
@@ -374,22 +373,28 @@ def _check_roles(algorithm: Algorithm, helpers: Mapping[str, Target]) -> list[st
 
 
 def model_facts(
-    models: Mapping[str, dict[str, Any]], algorithm: Algorithm, warmup: Warmup | None, processor: Target | None
+    models: Mapping[str, ActorOptions], algorithm: Algorithm, warmup: Warmup | None, processor: Target | None
 ) -> dict[str, ModelFacts]:
     """What the strategy needs to know of the models that the run loads into this process, by their keys."""
     facts, used = {}, {POLICY, *(role.key for role in ROLES if role.writes(algorithm.reads()))}
     for key, options in models.items():
         if key not in used:
             continue
-        optimizers = {key: options["optimizer"].name} if options["optimizer"] is not None else {}
+        optimizers = {} if options.optimizer is None else {key: options.optimizer.name}
         hooked: tuple[str, ...] = ()
         if key == POLICY:
             hooked = (ROUTER_BALANCE,) if ROUTER_BALANCE in algorithm.policy.outputs else ()
             optimizers |= {} if warmup is None else {"warmup": warmup.optimizer.name}
-        head = options["head"]
-        lora, partly_frozen = options["lora"], bool(options["lora"] or options["frozen"])
-        quantized = lora is not None and lora.quantize is not None
-        own_rows = head in CLASSIFIERS
-        parts = (lora is not None, optimizers, hooked, partly_frozen, quantized)
-        facts[key] = ModelFacts(head, own_rows, *parts, processor is not None, options["liger"])
+        lora = options.lora
+        facts[key] = ModelFacts(
+            head=options.head,
+            own_rows=options.head in CLASSIFIERS,
+            lora=lora is not None,
+            optimizers=optimizers,
+            hooked=hooked,
+            partly_frozen=bool(lora or options.frozen),
+            quantized=lora is not None and lora.quantize is not None,
+            media=processor is not None,
+            liger=options.liger,
+        )
     return facts

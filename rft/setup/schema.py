@@ -1,4 +1,4 @@
-"""The schema of the config tree: one dataclass for each group. The comments of the yaml files explain the fields."""
+"""The schema of the config tree: one dataclass for each group. The comments of the yaml files explain most fields."""
 
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from rft.sanitize import check_metric_name
 from rft.train.checkpoint.options import CheckpointOptions
 from rft.train.diverged import FaultOptions
 from rft.train.folder.run_folder import RESULT
-from rft.train.trajectories import Trajectories
+from rft.train.observation import Trajectories
 
 
 @dataclass
@@ -38,7 +38,12 @@ class Batch:
 
 @dataclass
 class Dependency:
-    """A run that this one reads, and the command that makes it."""
+    """A run that this one reads.
+
+    Attributes:
+        folder: of the run.
+        command: that makes the run.
+    """
 
     folder: str
     command: str
@@ -84,7 +89,12 @@ class Rollout(Sampling):
 
 @dataclass
 class Data:
-    """Rows to train on and held-out sets, and how a row becomes a prompt; see `rft.data.encode.encoder`."""
+    """Rows to train on and held-out sets, and how a row becomes a prompt; see `rft.data.encode.encoder`.
+
+    Attributes:
+        name: goes into the name of the run.
+        eval: held-out sets, by name.
+    """
 
     name: str
     template: str
@@ -158,7 +168,7 @@ class Data:
 
 @dataclass
 class Profile:
-    """The steps that are traced; see `rft.train.profiler`."""
+    """The steps that are traced; see `rft.train.observation`."""
 
     steps: list[PositiveInt]
 
@@ -317,7 +327,7 @@ class Run:
     plugins: list[str]
     cache: str | None
     depends_on: dict[str, Dependency]
-    resume: str
+    resume: Literal["auto", "never", "fork"] | str
     max_time: str | None
     metric: str | None
     batch: Batch

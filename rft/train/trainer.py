@@ -32,15 +32,13 @@ from rft.stateful import Stateful, load_states, states
 from rft.train.checkpoint.checkpoints import Checkpoints
 from rft.train.checkpoint.saved_state import SavedState
 from rft.train.diverged import NonFinitePolicy, nonfinite_weight
-from rft.train.engine_gap import GAP, gap_warning
+from rft.train.health import GAP, gap_warning, unscored_problem
 from rft.train.ledger import Ledger
+from rft.train.observation import Profiler, Trajectories, sampled_texts
 from rft.train.precompute import precompute_columns
-from rft.train.profiler import Profiler
 from rft.train.stage import Phase, Stage
 from rft.train.stop import StopRequest
-from rft.train.trajectories import Trajectories, sampled_texts
 from rft.train.unsaved import UnsavedMemory
-from rft.train.unscored import unscored_problem
 
 
 @dataclass(eq=False, kw_only=True)

@@ -83,7 +83,7 @@ def load(world: World, folder: Path, kind: type[FSDP2]) -> Actor:
     strategy = kind(FSDP2.Options(**options), world)
     path = str(folder / "model")
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    return Actor(ModelContext("actor", world, strategy, tokenizer, 0), path=path, **OPTIONS)
+    return Actor(ModelContext("actor", world, strategy, tokenizer, 0), Actor.Options(path=path, **OPTIONS))
 
 
 def save_whole(actor: Actor, folder: Path) -> None:

@@ -18,15 +18,16 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.init import load_with_head, read_config
-from rft.actor.loading.backbone_names import outer_prefix
-from rft.actor.loading.drawing import Drawing
+from rft.actor.loading.deferred_init import Drawing
 from rft.actor.loading.dtype import loaded_dtype
 from rft.actor.loading.export import add_to_config, exported
 from rft.actor.loading.gguf import with_folders
 from rft.actor.loading.stored import StoredWeights, find_files, open_tensors
-from rft.actor.lora.adapters import Adapters
+from rft.actor.loading.tensor_names import outer_prefix
+from rft.actor.lora.adapters import Adapters, Lora
 from rft.actor.lora.stored import find_adapter, model_path
 from rft.actor.model import add_end_tokens, empty_like, write_export
+from rft.actor.options import ActorOptions
 from rft.algorithm.roles import POLICY
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.processor import MediaProcessor
@@ -73,7 +74,7 @@ class SavedPolicy:
     folder: Path
     nodes: Mapping[str, Any]
     config_entries: Mapping[str, float]
-    options: Mapping[str, Any]
+    options: ActorOptions
     tokenizer: PreTrainedTokenizerBase
     ends: tuple[int, ...]
     processor: MediaProcessor | None
@@ -90,38 +91,38 @@ class SavedPolicy:
         Raises:
             ValueError: the model of `actor.path` cannot be read.
         """
-        path, lora = self.options["path"], self.options["lora"]
+        path, lora = self.options.path, self.options.lora
         if lora is not None:
             lora.check(POLICY, path, trains=True)
             path = None if path is None else model_path(path)
-        config = read_config(path, self.options["model_config"], len(self.tokenizer), POLICY)
-        continued = None if path is None else find_adapter(self.options["path"])
+        config = read_config(path, self.options.model_config, len(self.tokenizer), POLICY)
+        continued = None if self.options.path is None else find_adapter(self.options.path)
         dtype = dtype or loaded_dtype(path, config, lora, continued)
         drawing = Drawing()
         model = self._model(path, config, drawing)
-        adapters = None if lora is None else self._adapters(model, path)
+        adapters = None if lora is None else self._adapters(lora, model, path)
         if adapters is not None and adapters.exported_alone:
             weights = adapters.tensors()
         else:
             weights = self._weights(model, path, drawing, adapters)
         add_end_tokens(model, self.ends)
         save_processor = None if self.processor is None else self.processor.save
-        head = self.options["head"]
+        head = self.options.head
         write_export(weights, out, model, adapters, self.tokenizer, head, save_processor, self.ends, dtype)
         if self.config_entries:
             add_to_config(self.config_entries, out)
 
     def _model(self, path: str | None, config: PretrainedConfig, drawing: Drawing) -> PreTrainedModel:
         """The model; weights that `_unsaved` can read or draw are on the meta device."""
-        head, pad = self.options["head"], self.tokenizer.pad_token_id
+        head, pad = self.options.head, self.tokenizer.pad_token_id
         model = load_with_head(path, config, self.seed, pad, head, POLICY, drawing)
         backbone: PreTrainedModel = model.base_model
         return backbone if head == "value" else model
 
-    def _adapters(self, model: PreTrainedModel, path: str | None) -> Adapters:
+    def _adapters(self, lora: Lora, model: PreTrainedModel, path: str | None) -> Adapters:
         """The adapters of the checkpoint, in a copy of the model without weights."""
         outline = empty_like(model, CPU).to("meta")
-        adapters: Adapters = self.options["lora"].add(outline, path, POLICY, self.seed, self.dtype, CPU)
+        adapters = lora.add(outline, path, POLICY, self.seed, self.dtype, CPU)
         saved = self._load(name for name, _ in adapters.tensors())
         for name, tensor in adapters.tensors():
             tensor.copy_(saved[name])

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rft.actor.base import ColumnModel, ModelContext, ModelHooks, trainable
+from rft.actor.base import ColumnModel, ModelContext, ModelHooks, ModelOptions, trainable
 from rft.distributed import start
 from tests.helpers import make_algorithm, make_batch, same, small_actor, update, weights
 
@@ -53,7 +53,7 @@ def context():
 
 
 def test_a_model_without_weights(context):
-    model, batch = Lengths(context), make_batch()
+    model, batch = Lengths(context, ModelOptions()), make_batch()
     column = model.compute(batch, ("length",), 1.0)["length"]
     assert (column[0][batch["loss_mask"][0]] == batch["tokens", "attention_mask"][0].sum()).all()
     assert model.blank(batch, ("length",))["length"].equal(torch.zeros_like(column, dtype=torch.float32))
@@ -66,7 +66,7 @@ def test_a_model_without_weights(context):
 
 def test_a_model_has_to_compute(context):
     with pytest.raises(TypeError, match="abstract"):
-        ColumnModel(context)
+        ColumnModel(context, ModelOptions())
 
 
 def test_the_context_of_another_model_has_its_key_and_shares_the_rest(context):
@@ -76,11 +76,12 @@ def test_the_context_of_another_model_has_its_key_and_shares_the_rest(context):
 
 def test_a_hook_sees_what_is_computed_and_replaces_it_with_zeros(context):
     hooks, batch = Recorder(), make_batch()
-    plain = Lengths(context).compute(batch, ("length",), 1.0)["length"]
-    doubled = Lengths(replace(context, hooks=hooks)).compute(batch, ("length",), 1.0)["length"]
+    plain = Lengths(context, ModelOptions()).compute(batch, ("length",), 1.0)["length"]
+    doubled = Lengths(replace(context, hooks=hooks), ModelOptions()).compute(batch, ("length",), 1.0)["length"]
     assert doubled.equal(2 * plain)
-    absent = Lengths(replace(context, key="absent", hooks=hooks)).compute(batch, ("length",), 1.0)["length"]
-    assert plain.any() and absent.equal(torch.zeros(plain.shape))
+    absent = Lengths(replace(context, key="absent", hooks=hooks), ModelOptions())
+    column = absent.compute(batch, ("length",), 1.0)["length"]
+    assert plain.any() and column.equal(torch.zeros(plain.shape))
     assert hooks.calls == [("lengths", "length")]
 
 

@@ -7,7 +7,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen3ForCausalLM
 
 from rft.actor.heads import LanguageNetwork, ValueNetwork, find_logit_shape
 from rft.actor.init import load_model, read_config
-from rft.actor.loading.backbone_names import name_backbone
+from rft.actor.loading.tensor_names import name_backbone
 from rft.actor.logprobs import _compiled
 from tests.helpers import SIZES
 

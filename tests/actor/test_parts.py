@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from rft.actor.init import load_model, read_config
-from rft.actor.lora.adapters import Lora
 from rft.actor.parts import check_parts, freeze, lr_factors
 from rft.distributed import start
 from rft.setup.assembly import Job
 from tests.actor.lora.lora_on_ranks import lora_options
-from tests.helpers import MODEL, OPTIMIZER, close, job
+from tests.helpers import MODEL, OPTIMIZER, actor_options, close, job
 from tests.strategy import updates_on_ranks
 
 
@@ -58,12 +57,12 @@ def test_a_tied_weight_goes_by_either_name():
 )
 def test_what_is_refused(patterns, head, said):
     with pytest.raises(ValueError) as caught:
-        check_parts(shape(), {"head": head, "frozen": patterns, "lora": None, "liger": False}, {}, "actor")
+        check_parts(shape(), actor_options(head=head, frozen=patterns), {}, "actor")
     assert re.fullmatch(said, str(caught.value)), caught.value
 
 
 def test_a_value_head_alone_may_train():
-    check_parts(shape(), {"head": "value", "frozen": ["model.*"], "lora": None, "liger": False}, {}, "critic")
+    check_parts(shape(), actor_options(head="value", frozen=["model.*"]), {}, "critic")
 
 
 PATTERNS = ["model.layers.0.*", "model.norm.weight", "*.q_proj.weight"]  # 11, 1 and 1 parameters
@@ -130,7 +129,7 @@ def test_a_part_moves_by_its_own_learning_rate():
 
 
 def test_factors_of_adapters():
-    both = {"head": "lm", "frozen": [], "lora": Lora(**lora_options()), "liger": False}
+    both = actor_options(lora=lora_options())
     check_parts(shape(), both, {"actor.optimizer": {"*lora_B*": 16.0}}, "actor")  # LoRA+ (2402.12354)
     with pytest.raises(ValueError, match=r"^actor\.optimizer\.lr_factors='\*norm\*': matches none of the 28 "):
         check_parts(shape(), both, {"actor.optimizer": {"*norm*": 2.0}}, "actor")

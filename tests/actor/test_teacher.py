@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rft.actor.base import ModelContext
-from rft.actor.teacher import Teacher
+from rft.actor.teacher import Teacher, TeacherOptions
 from rft.data.encode.tokenizer import characters
 from tests.helpers import (
     ALPHABET,
@@ -23,12 +23,15 @@ PADDED, PACKED = {"packing": False}, {"packing": True}
 VOCABULARY = 19
 
 
-def make_teacher(world, top_k, rows=PACKED, cap=30):
-    given = {"model_config": MODEL | {"hidden_size": 24}, "micro_batch_tokens": cap}
-    given |= {"share_prefix": False, "liger": False} | rows
-    options = yaml_options("teacher/teacher.yaml", path=None, trust_remote_code=False, top_k=top_k, **given)
+def teacher_options(top_k, rows=PACKED, cap=30, **changes):
+    given = {"path": None, "model_config": MODEL | {"hidden_size": 24}, "micro_batch_tokens": cap}
+    given |= {"share_prefix": False, "liger": False, "trust_remote_code": False} | rows | changes
+    return TeacherOptions(**yaml_options("teacher/teacher.yaml", top_k=top_k, **given))
+
+
+def make_teacher(world, *options):
     context = ModelContext("teacher", world, make_strategy(world), characters(alphabet=ALPHABET), 7)
-    return Teacher(context, **options)
+    return Teacher(context, teacher_options(*options))
 
 
 def taught(teacher, batch, temperature=0.8):
@@ -94,17 +97,20 @@ def test_with_the_whole_vocabulary_a_policy_learns_the_divergence_of_the_logits(
 
 def test_a_teacher_of_other_tokens_is_refused(tmp_path):
     ours = characters(alphabet=ALPHABET)
-    options = {"path": None, "model_config": None, "trust_remote_code": False, "top_k": 4}
+
+    def check(path):
+        teacher_options(4, path=path, model_config=None).check("teacher", ours, 1.0)
+
     with pytest.raises(ValueError, match=r"^teacher\.path is null, so there is no model to learn from"):
-        Teacher.check(options, "teacher", ours, 1.0)
+        check(None)
     with pytest.raises(ValueError, match=r"^teacher\.path: no model can be read from"):
-        Teacher.check(options | {"path": str(tmp_path / "none")}, "teacher", ours, 1.0)
+        check(str(tmp_path / "none"))
     (tmp_path / "config.json").write_text('{"model_type": "qwen3", "vocab_size": 18}')
     ours.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"^teacher\.path=\S+: the model knows 18 tokens, but actor\.tokenizer has 19"):
-        Teacher.check(options | {"path": str(tmp_path)}, "teacher", ours, 1.0)
+        check(str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "qwen3", "vocab_size": 32}')
-    Teacher.check(options | {"path": str(tmp_path)}, "teacher", ours, 1.0)
+    check(str(tmp_path))
     characters(alphabet=ALPHABET[::-1]).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"^teacher\.path=\S+: its tokenizer is not actor\.tokenizer: "):
-        Teacher.check(options | {"path": str(tmp_path)}, "teacher", ours, 1.0)
+        check(str(tmp_path))

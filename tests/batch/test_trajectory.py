@@ -8,7 +8,7 @@ import torch
 from rft.batch.collate import collate
 from rft.batch.columns import SOURCE_COLUMNS
 from rft.batch.encoded import EncodedText
-from rft.batch.entries import EPISODE_FIELD
+from rft.batch.row_fields import EPISODE_FIELD
 from rft.batch.trajectory import Finish, Segment, Trajectory, given_segments, to_row, to_rows
 
 PROMPT = Segment([5, 6], trains=False)

@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from rft.distributed import leave
 from rft.setup.assembly import Job
-from rft.train.profiler import Profiler
-from tests.e2e.held import held, lost, of_modules
+from rft.train.observation import Profiler
+from tests.e2e.object_digests import held, lost, of_modules
 
 NEXT = 3  # the last step, behind the one that the checkpoint holds
 SIZES = (f"checkpoint.every={NEXT - 1}", "checkpoint.keep_last=9", "eval.at_start=false", "eval.every=0")

@@ -1,6 +1,7 @@
 """A strategy of one's own trains what FSDP2 trains, to a millionth."""
 
 import copy
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from rft.setup.assembly import Job
+from rft.strategy.fsdp2 import FSDP2
 from tests.helpers import Interrupted, interrupt, numbers
 
 PLUGINS = Path(__file__).parent / "plugins"
@@ -100,3 +102,15 @@ def test_its_own_checks_are_heard(tiny):
 
 def test_the_strategy_is_short():
     assert len((PLUGINS / "plain_strategy.py").read_text().splitlines()) < 150
+
+
+class Optionless(FSDP2):
+    """A strategy whose options are not those of a strategy."""
+
+    Options = Path
+
+
+def test_a_class_whose_options_are_of_another_kind_is_refused(tiny):
+    said = "Optionless names no dataclass of its options; give it `Options = ...`, derived from rft.strategy.base.Stra"
+    with pytest.raises(ValueError, match=rf"^strategy\._target_: {re.escape(said)}"):
+        Job(tiny() | {"strategy": {"_target_": f"{__name__}.Optionless"}})

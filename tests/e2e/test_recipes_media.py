@@ -57,7 +57,7 @@ def test_a_setting_composes(recipe, name, resolved):
     config = resolved(folder=RECIPES / recipe, name=name)
     job = Job(config)
     assert job.processor is not None and config["metric"] == "eval/test/accuracy"
-    assert job.actor.options["head"] == ("score" if "scalar" in name else "lm")
+    assert job.actor.options.head == ("score" if "scalar" in name else "lm")
 
 
 def test_the_parquet_files_of_geometry3k_become_rows(tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rft.batch.entries import EPISODE_FIELD
+from rft.batch.row_fields import EPISODE_FIELD
 from rft.reward import REWARDS
 from rft.reward.sandbox import code
 from rft.reward.sandbox.code import ProgramTests

@@ -3,7 +3,7 @@
 import pytest
 
 from rft.batch.columns import fields
-from rft.batch.entries import EPISODE_FIELD
+from rft.batch.row_fields import EPISODE_FIELD
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.tokenizer import characters
 from rft.distributed import SINGLE_PROCESS

@@ -16,9 +16,8 @@ from rft.actor.model import write_export
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.templates import Messages
 from rft.distributed import start
-from rft.registry import take
 from tests.data.encode.test_masks import CALLING, THINKING, TWO, said, trained, user
-from tests.helpers import MODEL, make_strategy, same, token_batch, yaml_options
+from tests.helpers import MODEL, actor_options, make_strategy, same, token_batch
 from tests.reward.models.test_scalar import node
 from tests.reward.reward_of import reward_of
 from tests.rollout.environment import trl_templates as trl
@@ -54,9 +53,7 @@ def scorer():
     tokenizer = max((trl.tokenizer(name) for name in trl.NAMES), key=len)
     context = ModelContext("actor", world := start("cpu"), make_strategy(world), tokenizer, 0)
     shape = MODEL | {"max_position_embeddings": 2048, "initializer_range": 0.3}
-    options = yaml_options("actor/hf.yaml", path=None) | {"lora": None, "head": "score", "model_config": shape}
-    del options["optimizer"]
-    return Actor(context, **take(options, Actor, "actor", "Actor", ("context", "optimizer")), optimizer=None)
+    return Actor(context, actor_options(head="score", model_config=shape))
 
 
 @pytest.mark.parametrize("name", trl.NAMES)

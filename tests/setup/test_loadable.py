@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2_5OmniConfig
 
 from rft.actor.init import load_model, read_config, read_weights
-from rft.actor.loading.drawing import Drawing
+from rft.actor.loading.deferred_init import Drawing
 from rft.actor.model import empty_like
 from rft.data.encode.tokenizer import characters
 from rft.setup.assembly import Job

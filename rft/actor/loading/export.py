@@ -22,7 +22,7 @@ from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
 
 from rft.actor.init import blocks
-from rft.actor.loading.checkpoint_names import checkpoint_names, renamed
+from rft.actor.loading.tensor_names import checkpoint_names, renamed
 
 FILE_BYTES = 2**30  # of a file, or those of its only tensor
 

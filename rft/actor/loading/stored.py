@@ -32,7 +32,7 @@ from transformers.utils import (
 )
 from transformers.utils.hub import get_checkpoint_shard_files
 
-from rft.actor.loading.backbone_names import inner_prefix
+from rft.actor.loading.tensor_names import inner_prefix
 from rft.actor.lora.nf4 import PackedLinear
 
 SAFE = ".safetensors"

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import CONFIG_NAME, cached_file
 
-from rft.actor.loading.backbone_names import outer_prefix
+from rft.actor.loading.tensor_names import outer_prefix
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."

@@ -49,7 +49,7 @@ class AdamW(torch.optim.AdamW):
 
 @dataclass
 class Optimizer:
-    """Options of an optimizer and its learning-rate schedule; the yaml of the actor has their values.
+    """Options of an optimizer and its learning-rate schedule.
 
     Attributes:
         name: `adamw`, `adamw_8bit` (the state of matrices takes two bytes per weight instead of eight), or `muon` (for

@@ -6,18 +6,6 @@ With rho_t = exp(logprobs_t - rollout_logprobs_t) over the trained tokens, a rul
     x bounds x sign of A           where it is outside
     x action                       what happens there
 
-metric      `ratio`: rho. `k1` = -log rho, `k2` = (log rho)^2 / 2, `k3` = rho - 1 - log rho: estimates of KL(rollout,
-            policy), in nats. `abs_difference`: |p - p'|, the change of the token's probability, which is the total
-            variation of (p', 1 - p') and (p, 1 - p). `binary_kl`: their KL divergence, in nats.
-level       `token`, `sequence` or `group` (all trained tokens of the rows of one prompt that are in the batch).
-aggregate   over the tokens of a row or group: `max`, `min`, of a ratio `product` or (the mean in the log) `geometric`,
-            of the others `sum` or `mean`; null at the token level.
-action      `clamp`: the ratio, moved into the bounds, weighs the token's loss. `zero`: the loss weighs 0 outside the
-            bounds; inside them it weighs the ratio, or 1 where the metric is another. `mask`: what is outside does not
-            train and is in no denominator. `drop`: nor does the rest of its group.
-bounds      `low` <= number <= `high`, of the ratio itself: [0.5, 5] takes rho = 4 and refuses rho = 0.25.
-sign        `negative` and `positive` act on the tokens whose advantage has it.
-
 Sources: TIS, https://fengyao.notion.site/off-policy-rl; IcePop, arXiv 2510.18855; sequence weights, their masked form,
 the geometric mean and the veto, https://richardli.xyz/rl-collapse; OPSM, arXiv 2512.02556, section 3.1.
 """
@@ -44,7 +32,22 @@ REDUCTIONS = {"product": "sum", "geometric": "mean", "sum": "sum", "mean": "mean
 
 @dataclass
 class Rule:
-    """One rule; the words are those of the module. A bound that is null is none."""
+    """One rule.
+
+    Attributes:
+        metric: `ratio`: rho. `k1` = -log rho, `k2` = (log rho)^2 / 2, `k3` = rho - 1 - log rho: estimates of
+            KL(rollout, policy), in nats. `abs_difference`: |p - p'|, the change of the token's probability, which is
+            the total variation of (p', 1 - p') and (p, 1 - p). `binary_kl`: their KL divergence, in nats.
+        level: `token`, `sequence` or `group` (all trained tokens of the rows of one prompt that are in the batch).
+        aggregate: over the tokens of a row or group: `max`, `min`, of a ratio `product` or (the mean in the log)
+            `geometric`, of the others `sum` or `mean`; null at the token level.
+        action: `clamp`: the ratio, moved into the bounds, weighs the token's loss. `zero`: the loss weighs 0 outside
+            the bounds; inside them it weighs the ratio, or 1 where the metric is another. `mask`: what is outside does
+            not train and is in no denominator. `drop`: nor does the rest of its group.
+        low, high: bounds of the number, of a ratio those of rho itself: [0.5, 5] takes rho = 4 and refuses rho = 0.25;
+            null: none.
+        sign: `negative` and `positive` act on the tokens whose advantage has it.
+    """
 
     metric: Literal["ratio", "k1", "k2", "k3", "abs_difference", "binary_kl"]
     level: Literal["token", "sequence", "group"]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rft.batch.entries import check_names
+from rft.batch.row_fields import check_names
 from rft.data.encode.masks import conversation
 from rft.data.encode.parts import COLUMNS, MESSAGES, normalize_media, text_of, undecoded
 from rft.data.rows.files import (

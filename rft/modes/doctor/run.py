@@ -7,17 +7,14 @@ from typing import Any
 from rich.console import Console
 
 from rft.actor.base import TrainableModel, trainable
-from rft.algorithm.roles import POLICY
 from rft.data.base import given_texts
 from rft.distributed import World
 from rft.logger.log import SilentLog
 from rft.modes.doctor.examine import Examination, RunFacts
 from rft.modes.doctor.overriding_sampler import OverridingSampler
 from rft.modes.doctor.report import DoctorReport
-from rft.registry import Target
 from rft.rollout.sampler import Sampler
 from rft.setup.assembly import Job
-from rft.setup.classes import CONTEXT
 from rft.setup.datasets import Datasets
 from rft.train.folder.run_folder import scratch
 
@@ -74,9 +71,9 @@ def examine(job: DoctorJob, world: World, console: Console) -> float:
         def twin(dtype: str) -> TrainableModel:
             """A copy of the policy that computes in this dtype."""
             plain = job.strategy.factory(options=strategy.reference_options(dtype), world=world)
-            node = {**job.run.actor, "optimizer": None, "lora": None, "ema": None}
+            options = replace(job.actor.options, optimizer=None, lora=None, ema=None)
             context = job.policy_context(world, plain, loaded.tokenizer, loaded.encoder)
-            actor = trainable(Target(node, POLICY, CONTEXT).build(context=context))
+            actor = trainable(job.actor.factory(context=context, options=options))
             actor.copy_weights_from(trainer.policy)
             return actor
 

@@ -11,6 +11,7 @@ from transformers import PretrainedConfig
 from rft.actor.base import ModelContext, TrainableModel
 from rft.actor.forward.vocabulary import vocabulary_size
 from rft.actor.init import init_without_loading, read_config
+from rft.actor.options import ActorOptions
 from rft.algorithm.roles import POLICY
 from rft.data.encode.lengths import Lengths
 from rft.distributed import SINGLE_PROCESS, World, pretend
@@ -86,7 +87,7 @@ class PlanJob(Job):
         else:
             self._prompt_tokens = plan.prompt_tokens
             # a new model has the vocabulary size of the tokenizer
-            self._vocabulary = 0 if self.run.actor["model_config"] is None else vocabulary_size(self.tokenizer.build())
+            self._vocabulary = 0 if self.actor.options.model_config is None else vocabulary_size(self.tokenizer.build())
         # A sampled step holds everything that a step of given texts does, and more.
         self.source.options = self.source.options.always_sampled()
 
@@ -112,7 +113,7 @@ class PlanJob(Job):
     @part
     def planned_config(self) -> PretrainedConfig | None:
         """The config of the policy; None if rows are read, and the model with them."""
-        return None if self.if_made(lambda: self.reads_rows) else _read_model_config(self.run.actor, self.tokenizer)
+        return None if self.if_made(lambda: self.reads_rows) else _read_model_config(self.actor.options, self.tokenizer)
 
     @checks
     def _context_of_model(self) -> Iterator[Check]:
@@ -226,12 +227,11 @@ def _check_epochs(epochs: float | None) -> Iterator[str]:
         yield f"epochs={epochs:g}: with plan.prompt_tokens no rows are read and counted; set steps=<number> epochs=null"
 
 
-def _read_model_config(actor: dict[str, Any], tokenizer: Target) -> PretrainedConfig:
+def _read_model_config(actor: ActorOptions, tokenizer: Target) -> PretrainedConfig:
     """The config of the policy; a new model has the vocabulary of the tokenizer."""
-    vocabulary = 0 if actor["model_config"] is None else vocabulary_size(tokenizer.build())
-    trusted = actor["trust_remote_code"]
-    config = read_config(actor["path"], actor["model_config"], vocabulary, POLICY, trusted, media=False)
-    check_loadable(config, actor["path"], actor["head"], POLICY, reads_weights=False)
+    vocabulary = 0 if actor.model_config is None else vocabulary_size(tokenizer.build())
+    config = read_config(actor.path, actor.model_config, vocabulary, POLICY, actor.trust_remote_code, media=False)
+    check_loadable(config, actor.path, actor.head, POLICY, reads_weights=False)
     return config
 
 

@@ -4,8 +4,8 @@ The memory is that of tensors on the device. It does not include the process and
 allocator, and workspaces inside single operations.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import Console
@@ -17,7 +17,6 @@ from rft.algorithm.roles import ROLES
 from rft.modes.plan.config_origin import Origin
 from rft.modes.plan.job import Forecast, PlanJob
 from rft.modes.plan.memory_tracker import device_bytes, host_bytes
-from rft.modes.plan.offload import Saving, savings
 from rft.strategy.base import HOST
 
 TERMS = (
@@ -42,6 +41,24 @@ SELDOM = ("load", "begin", "reference", "export", "save")  # stages beside those
 GIB = 2**30
 SHOWN = 0.005  # of the unit; less is an empty cell
 LONGEST = 60  # characters that are printed of a default
+
+
+class Saving(NamedTuple):
+    """What an offload option that is not set would change.
+
+    Attributes:
+        override: that sets it.
+        peak: bytes of the device at the peak of the run with it.
+        stage: in which it saves most.
+        saved: bytes of the device that it saves in this stage.
+        host: bytes of host memory that it adds to the most of any stage.
+    """
+
+    override: str
+    peak: int
+    stage: str
+    saved: int
+    host: int
 
 
 def plan(config: dict[str, Any], launched: int, origins: Sequence[Origin], console: Console) -> float:
@@ -176,3 +193,26 @@ def _table(title: str) -> Table:
     return Table(
         title=title, title_justify="left", title_style="bold", box=box.SIMPLE, padding=(0, 0, 0, 1), pad_edge=False
     )
+
+
+def savings(job: PlanJob, config: dict[str, Any], launched: int, forecast: Forecast) -> Iterator[Saving]:
+    """Plans the run with each option; one that the config does not allow is left out.
+
+    Args:
+        job: of the plan.
+        config: of the plan, without the option.
+        launched: number of processes of this launch.
+        forecast: of the plan.
+    """
+    host = max(map(host_bytes, forecast.memory.values()))
+    for name, value in job.strategy.options.unset_offloads():
+        try:
+            found = PlanJob({**config, "strategy": {**config["strategy"], name: value}}, launched).forecast()
+        except ValueError:  # all else in the config is right
+            continue
+        saved = {
+            stage: device_bytes(terms) - device_bytes(found.memory[stage]) for stage, terms in forecast.memory.items()
+        }
+        stage = max(saved, key=saved.__getitem__)
+        added = max(map(host_bytes, found.memory.values())) - host
+        yield Saving(f"strategy.{name}={str(value).lower()}", found.peak()[1], stage, saved[stage], added)

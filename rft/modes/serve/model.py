@@ -47,7 +47,7 @@ def serve_model(parts: Components, console: Console) -> None:
         raise ValueError(f"serve.python={python}: there is no such program; give the path of an interpreter")
     output = Path(run.output_dir).resolve()
     found = find_checkpoint(output, options.checkpoint, "serve.checkpoint")
-    path = run.actor["path"] if found is None else str(found.resolve())
+    path = parts.actor.options.path if found is None else str(found.resolve())
     tokenizer = parts.tokenizer.build() if path is None or parts.processor is not None else None
     processor = None if tokenizer is None else parts.make_processor(tokenizer)
     media = None if processor is None else processor.facts
@@ -56,7 +56,7 @@ def serve_model(parts: Components, console: Console) -> None:
         assert tokenizer is not None
         model = output / "engine"
         size = vocabulary_size(tokenizer)
-        model_config = read_config(None, run.actor["model_config"], size, "actor", media=media is not None)
+        model_config = read_config(None, parts.actor.options.model_config, size, "actor", media=media is not None)
         write_model_folder(meta_model(model_config), tokenizer, model, media)
     else:
         named = parts.tokenizer.options

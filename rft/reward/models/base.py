@@ -28,8 +28,7 @@ from rft.data.encode.processors import media_processor
 from rft.distributed import World
 from rft.errors import without_code
 from rft.ranges import PositiveInt
-from rft.reward.models.held import HeldModel
-from rft.reward.models.offload import DeviceModel
+from rft.reward.models.offload import DeviceModel, HeldModel
 from rft.reward.models.sharded import ShardedModel, load_sharded
 from rft.reward.term import Offload, Term
 from rft.strategy.base import Strategy

@@ -1,8 +1,9 @@
 """The device memory of reward models: a model stays on the device of the run, or is there only while it computes."""
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from threading import Lock
 
@@ -10,10 +11,29 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rft.reward.models.held import HeldModel
 from rft.reward.term import Offload
 
 ONE_AT_A_TIME = Lock()  # of this process: the peak on the device is the largest model, not the sum of all
+
+
+class HeldModel(ABC):
+    """Holds a model between its uses."""
+
+    def forwards(self, own: int) -> int:
+        """The number of forwards that this rank computes in the next use; those beyond `own` have no rows.
+
+        Args:
+            own: forwards of the rows of this rank.
+        """
+        return own
+
+    def forward_pass(self) -> AbstractContextManager[None]:
+        """The block is one forward of the model."""
+        return nullcontext()
+
+    @abstractmethod
+    def loaded(self) -> AbstractContextManager[PreTrainedModel]:
+        """The block computes with the model, on the device of the run."""
 
 
 class DeviceModel(HeldModel):

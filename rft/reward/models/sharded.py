@@ -7,11 +7,11 @@ from typing import Any
 from transformers import PretrainedConfig, PreTrainedModel
 
 from rft.actor.init import blocks, load_model
-from rft.actor.loading.drawing import Drawing
+from rft.actor.loading.deferred_init import Drawing
 from rft.actor.model import empty_like, read_shards
 from rft.distributed import World
 from rft.reward.failure import leaving_collective
-from rft.reward.models.held import HeldModel
+from rft.reward.models.offload import HeldModel
 from rft.strategy.base import Strategy
 
 

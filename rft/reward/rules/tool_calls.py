@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from rft.batch.entries import EPISODE_FIELD
+from rft.batch.row_fields import EPISODE_FIELD
 from rft.data.tool_calls import TOOL_CALLS, Schema, ToolCall
 from rft.errors import did_you_mean, messages_of
 from rft.registry import Plugin

@@ -34,9 +34,10 @@ class CallLimits:
 
 @dataclass(frozen=True)
 class Limits(CallLimits):
-    """Limits of one run of a program: those of a call, where `output_kib` is of stdout, and of stderr.
+    """Limits of one run of a program: those of a call, and more.
 
     Attributes:
+        output_kib: of stdout, and of stderr.
         seconds: of real time, from the start of the program's execution.
     """
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from rft.batch.entries import PROMPT_OPENS
+from rft.batch.row_fields import PROMPT_OPENS
 from rft.ranges import PositiveInt
 from rft.remote.call_pool import BreakerOptions
 from rft.remote.http_client import BadResponse, RequestRefused, ServerClient

@@ -23,8 +23,7 @@ from rft.rollout.environment.call_format import CallNotices
 from rft.rollout.environment.instance import LocalInstance, Processes
 from rft.rollout.environment.live import CallLimits, LiveEnvironment
 from rft.rollout.environment.options import KEY, Environments
-from rft.rollout.environment.play.alone import play_alone
-from rft.rollout.environment.play.game import play_game
+from rft.rollout.environment.play.episode import play_alone, play_game
 from rft.rollout.environment.play.player import Policy
 from rft.rollout.environment.turns import TurnQueue
 from rft.rollout.forced_stop import ForcedStop

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from rft.batch.entries import own_copy
+from rft.batch.row_fields import own_copy
 from rft.registry import Target
 from rft.rollout.environment.calls import CallFailed, call
 from rft.rollout.environment.hosted import Hosted, cut, host

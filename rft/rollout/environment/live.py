@@ -6,7 +6,7 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rft.batch.entries import own_copy
+from rft.batch.row_fields import own_copy
 from rft.data.tool_calls import ToolCall
 from rft.rollout.environment.call_format import CallNotices
 from rft.rollout.environment.calls import CallFailed

@@ -25,7 +25,7 @@ FORMAT, AUTO = f"{KEY}.tool_format", "auto"
 
 @dataclass
 class EnvironmentOptions:
-    """The node `environment`; the yaml documents each option.
+    """The node `environment`.
 
     Attributes:
         classes: nodes `{_target_, options}` by name. With several of them a row names its own in the field

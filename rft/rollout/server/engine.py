@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rft.actor.loading.checkpoint_names import checkpoint_names, renamed
+from rft.actor.loading.tensor_names import checkpoint_names, renamed
 from rft.actor.model import end_tokens
 from rft.batch.encoded import MediaFacts, as_encoded
 from rft.remote.event_loop import EventLoop

@@ -2,55 +2,40 @@
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from tensordict import TensorDict
-from transformers import PreTrainedTokenizerBase
 
 from rft.actor.base import ColumnModel, Columns, ModelContext
 from rft.actor.forward.vocabulary import forbidden_tokens, vocabulary_size
-from rft.distributed import World
 from rft.remote.http_client import ServerClient
 from rft.remote.load_balancer import LoadBalancer
 from rft.remote.requests import Server
 from rft.rollout.server.prompt_logprobs import PromptLogprobs, Text, TokenLogprobs, identify
 from rft.rollout.server.requests import LogprobRequest
-from rft.rollout.server.teacher_check import KEY, ServedTeacherOptions
+from rft.rollout.server.teacher_options import KEY, ServedTeacherOptions, most_requested
 
 
 class ServedTeacher(ColumnModel):
     """Computes the columns of a `Teacher` with requests to servers of vLLM or SGLang."""
 
     Options = ServedTeacherOptions
+    options: ServedTeacherOptions
     remote: ClassVar[bool] = True
 
-    def __init__(self, options: ServedTeacherOptions, context: ModelContext) -> None:
-        super().__init__(context)
-        self.options = options
+    def __init__(self, context: ModelContext, options: ServedTeacherOptions) -> None:
+        super().__init__(context, options)
+        top_k = options.top_k
         self._servers = [Server(client, float(options.concurrency)) for client in options.clients()]
         self._apis: dict[ServerClient, PromptLogprobs] = {}
-        size = vocabulary_size(context.tokenizer) or options.top_k  # mode=plan may run without a tokenizer
+        size = vocabulary_size(context.tokenizer) or top_k  # mode=plan may run without a tokenizer
         self._following = torch.ones(size, dtype=torch.bool)
         self._following[list(forbidden_tokens(size, context.tokenizer, context.media))] = False
-        self._top_k = min(options.top_k, int(self._following.sum()))
-        self._most, self._spare = options.most_requested(size), 0
-
-    @classmethod
-    def check(cls, options: Any, key: str, tokenizer: PreTrainedTokenizerBase, temperature: float) -> None:
-        options.check(key, tokenizer, temperature)
-
-    @classmethod
-    def check_here(
-        cls,
-        world: World,
-        options: Any,
-        tokenizer: PreTrainedTokenizerBase,
-        longest: Callable[[], int | None],
-    ) -> None:
-        options.check_here(world, tokenizer, longest)
+        self._top_k = min(top_k, int(self._following.sum()))
+        self._most, self._spare = most_requested(top_k, size), 0
 
     def compute_outputs(
         self, batch: TensorDict, outputs: tuple[str, ...], temperature: float, dummy: TensorDict | None

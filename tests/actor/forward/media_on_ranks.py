@@ -19,10 +19,9 @@ from rft.algorithm.options import AlgorithmOptions
 from rft.batch.collate import dummy_row
 from rft.distributed import World, leave, start
 from rft.metrics import Metrics
-from rft.registry import take
 from tests.families import family
 from tests.families.rows import OMNI, batch_of, encoder, rows
-from tests.helpers import NLL, make_optimizer, make_strategy, yaml_options
+from tests.helpers import NLL, actor_options, make_optimizer, make_strategy
 
 CASES = {
     "qwen2_5_vl": True,
@@ -43,10 +42,8 @@ def build(world: World, name: str, packing: bool, folder: Path) -> tuple[Actor, 
     context = ModelContext(
         "actor", world, make_strategy(world), encode.processor.tokenizer, 0, media=encode.media_facts
     )
-    options = {**yaml_options("actor/hf.yaml", path=path), "lora": None, "packing": packing, "micro_batch_tokens": 150}
-    del options["optimizer"]
     optimizer = make_optimizer(lr=1e-3, warmup_updates=0)
-    actor = Actor(context, optimizer=optimizer, **take(options, Actor, "actor", "Actor", ("context", "optimizer")))
+    actor = Actor(context, actor_options(optimizer, path=path, packing=packing, micro_batch_tokens=150))
     actor.begin_training(optimizer, 10)
     return actor, batch_of(encode, rows(one) * 2)
 

@@ -7,7 +7,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rft.actor.base import ModelContext
 from rft.actor.forward.vocabulary import FORBIDDEN, forbid_, forbidden_logits, forbidden_tokens, vocabulary_size
-from rft.actor.teacher import Teacher
+from rft.actor.teacher import Teacher, TeacherOptions
 from rft.data.encode.tokenizer import characters
 from rft.modes.plan.stubs import StubTokenizer
 from rft.rollout.engine.base import Request
@@ -109,7 +109,7 @@ def test_models_with_other_padding_have_one_vocabulary(world, tmp_path):
     given = {"model_config": None, "micro_batch_tokens": 99, "packing": True, "share_prefix": False, "liger": False}
     given |= {"path": str(tmp_path / "teacher"), "trust_remote_code": False, "top_k": 64}
     options = yaml_options("teacher/teacher.yaml", **given)
-    teacher = Teacher(ModelContext("teacher", world, strategy, tokenizer, 7), **options)
+    teacher = Teacher(ModelContext("teacher", world, strategy, tokenizer, 7), TeacherOptions(**options))
     actor, reference = (
         make_actor(world, strategy, key=key, path=str(tmp_path / key), model_config=None) for key in list(rows)[:2]
     )

@@ -9,8 +9,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimoda
 
 from rft.actor.init import meta_model
 from rft.actor.loading import export
-from rft.actor.loading.checkpoint_names import checkpoint_names
 from rft.actor.loading.export import exported, file_layout, fill_files, write_model
+from rft.actor.loading.tensor_names import checkpoint_names
 from tests.actor.loading.export_on_ranks import CASES, FILE_BYTES, SPLIT, perform
 from tests.families import family
 from tests.helpers import MODEL, small_actor

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from rft.actor.init import load_model, load_with_head, read_config
-from rft.actor.loading.drawing import Drawing
+from rft.actor.loading.deferred_init import Drawing
 from rft.actor.loading.stored import StoredWeights, find_files, open_tensors
 from rft.distributed import start
 from tests.actor.loading.stored_on_ranks import CASES, MODELS, PEAKS, SPLIT, perform

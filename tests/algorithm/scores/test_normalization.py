@@ -7,8 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from rft.algorithm import SHAPINGS
-from rft.algorithm.scores.normalization import batch_norm, group_norm, normalized, running_norm
-from rft.algorithm.scores.running import RunningMoments
+from rft.algorithm.scores.normalization import RunningMoments, batch_norm, group_norm, normalized, running_norm
 
 F64 = torch.float64
 EMPTY = TensorDict()

@@ -5,13 +5,14 @@
 """
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.actor.base import ColumnModel, Columns, ModelContext
+from rft.actor.base import ColumnModel, Columns, ModelContext, ModelOptions
 from rft.algorithm import ADVANTAGES, LOSSES
 from rft.algorithm.roles import ROLES, Role
 
@@ -19,17 +20,25 @@ ROLES.register(Role("counter", {"novelty": "novelty"}, head="lm", loss=None, fol
 ROLES.register(Role("imitator", {"imitator_logprobs": "logprobs"}, head="lm", loss="imitator_loss"))
 
 
-class TokenCounter(ColumnModel):
-    """Computes `novelty` (B, T): 1 / (1 + how often the token was trained in earlier steps).
+@dataclass(frozen=True)
+class CounterOptions(ModelOptions):
+    """What `TokenCounter` reads.
 
     Args:
-        context: supplied by the run.
         scale: of the column.
     """
 
-    def __init__(self, context: ModelContext, scale: float) -> None:
-        super().__init__(context)
-        self.scale = scale
+    scale: float
+
+
+class TokenCounter(ColumnModel):
+    """Computes `novelty` (B, T): 1 / (1 + how often the token was trained in earlier steps)."""
+
+    Options = CounterOptions
+
+    def __init__(self, context: ModelContext, options: CounterOptions) -> None:
+        super().__init__(context, options)
+        self.scale = options.scale
         self.counts: Counter[int] = Counter()
 
     def compute_outputs(

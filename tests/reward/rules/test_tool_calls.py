@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rft.batch.entries import EPISODE_FIELD
+from rft.batch.row_fields import EPISODE_FIELD
 from rft.data.tool_calls import TOOL_CALLS, ToolCall
 from rft.registry import Plugin
 from rft.reward import REWARDS

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from rft.batch.entries import EPISODE_FIELD
+from rft.batch.row_fields import EPISODE_FIELD
 from rft.batch.trajectory import to_rows
 from tests.conftest import SOON_S
 from tests.rollout.environment.play import environments

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from rft.actor.base import ModelContext
-from rft.actor.teacher import Teacher
+from rft.actor.teacher import Teacher, TeacherOptions
 from rft.batch.collate import collate
 from rft.distributed import start
 from rft.rollout.server.teacher import ServedTeacher
+from rft.rollout.server.teacher_options import ServedTeacherOptions
 from rft.setup.assembly import Job
 from tests.helpers import make_strategy, yaml_options
 from tests.rollout.server.real_servers import TOKEN
@@ -34,17 +35,17 @@ def texts(vocabulary, rows=12):
 def check_columns(addresses, folder, tokenizer):
     """Servers of the model in a folder tell what it says here."""
     world = start("cpu")
-    options = yaml_options("teacher/teacher_server.yaml", addresses=addresses, token=TOKEN, top_k=TOP)
-    there = ServedTeacher.Options(**options)
-    there.check_here(world, tokenizer, lambda: 100)
+    there = yaml_options("teacher/teacher_server.yaml", addresses=addresses, token=TOKEN, top_k=TOP)
+    options = ServedTeacherOptions(**there)
+    options.check_here(world, tokenizer, lambda: 100)
     context = ModelContext("teacher", world, make_strategy(world), tokenizer, 0)
-    served = ServedTeacher(there, context)
+    served = ServedTeacher(context, options)
     rows = {"packing": True, "share_prefix": False, "liger": False, "micro_batch_tokens": 512}
     here = yaml_options(
         "teacher/teacher.yaml", path=str(folder), model_config=None, trust_remote_code=False, top_k=TOP, **rows
     )
     batch, outputs = texts(len(tokenizer)), ("logprobs", "top_ids", "top_logprobs")
-    expected = Teacher(context, **here).compute(batch, outputs, 1.0)
+    expected = Teacher(context, TeacherOptions(**here)).compute(batch, outputs, 1.0)
     found = served.compute(batch, outputs, 1.0)
     for name in ("logprobs", "top_logprobs"):
         torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-4)

@@ -2,7 +2,6 @@
 
 import json
 import time
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from rft.distributed import start, stop
 from rft.errors import Problems
 from rft.modes.plan.job import PlanJob
 from rft.rollout.server.teacher import ServedTeacher
+from rft.rollout.server.teacher_options import ServedTeacherOptions
 from rft.setup.assembly import Job
 from tests.conftest import SOON_S
 from tests.helpers import token_batch, yaml_options
@@ -44,11 +44,13 @@ def options(servers, **changes):
     """Of the yaml, with short deadlines."""
     waits = {"start_s": 10.0, "answer_s": 10.0, "poll_s": 0.02, "top_k": TOP}
     addresses = [server.address for server in servers]
-    return ServedTeacher.Options(**yaml_options("teacher/teacher_server.yaml", addresses=addresses, **waits | changes))
+    return ServedTeacherOptions(
+        **yaml_options("teacher/teacher_server.yaml", **{"addresses": addresses} | waits | changes)
+    )
 
 
 def teacher(servers, **changes):
-    return ServedTeacher(options(servers, **changes), ModelContext("teacher", start("cpu"), None, WORDS, 0))
+    return ServedTeacher(ModelContext("teacher", start("cpu"), None, WORDS, 0), options(servers, **changes))
 
 
 def batch(rows=range(6)):
@@ -106,7 +108,7 @@ def test_the_columns_are_those_of_the_distributions_of_the_tokens_that_the_polic
 def test_placeholders_of_media_are_none_of_the_likeliest(taught):
     """The policy gives them no probability, so a divergence from the teacher would be as large as their bias."""
     context, asked = ModelContext("teacher", start("cpu"), None, WORDS, 0, media=MEDIA), batch()
-    found = ServedTeacher(options(taught(vocabulary=KNOWN), top_k=KNOWN), context).compute(asked, ALL, 1.0)
+    found = ServedTeacher(context, options(taught(vocabulary=KNOWN), top_k=KNOWN)).compute(asked, ALL, 1.0)
     keep = asked["loss_mask"]
     assert set(found["top_ids"][keep].flatten().tolist()) == set(range(KNOWN)) - set(MEDIA.placeholders)
     assert found["top_ids"].shape[-1] == KNOWN - 2
@@ -160,7 +162,7 @@ def test_a_model_that_finds_tokens_likely_which_the_policy_has_not_is_no_teacher
 )
 def test_options_that_cannot_be_are_refused(changes, message):
     with pytest.raises(ValueError, match=rf"^{message}"):
-        replace(options([]), **{"addresses": ["a:1"], **changes}).check("teacher", WORDS, 1.0)
+        options([], **{"addresses": ["a:1"]} | changes).check("teacher", WORDS, 1.0)
 
 
 def test_what_cannot_be_asked_is_refused_before_a_model_is_loaded(tiny):

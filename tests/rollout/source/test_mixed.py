@@ -11,6 +11,7 @@ from rft.data.given.supervised import DatasetSource
 from rft.data.sampler import RowSampler
 from rft.distributed import SINGLE_PROCESS
 from rft.metrics import Metrics
+from rft.registry import Target
 from rft.rollout.engine.base import Completion, row_seed
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.source.mixed import MixedSource
@@ -128,3 +129,10 @@ def test_its_facts():
     assert facts.sampled == "always" and facts.given is None
     assert of(0.3).always_sampled() == of(1.0)
     assert of(0.0).always_sampled() == of(0.0), "no step ever is"
+
+
+def test_it_has_no_options_of_dynamic_sampling():
+    node = {"_target_": "rft.rollout.source.mixed.MixedSource", "response": "good", "sampled_share": 0.5}
+    assert Target(node, "algorithm.source").options == of(0.5)
+    with pytest.raises(ValueError, match=r"^algorithm\.source\.redraw: MixedSource takes response, sampled_share"):
+        Target(node | {"redraw": None}, "algorithm.source")

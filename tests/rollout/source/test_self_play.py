@@ -11,6 +11,7 @@ from rft.data.given.supervised import DatasetSource
 from rft.data.sampler import RowSampler
 from rft.distributed import SINGLE_PROCESS
 from rft.metrics import Metrics
+from rft.registry import Target
 from rft.rollout.engine.base import Completion, row_seed
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.source.self_play import SelfPlaySource
@@ -77,3 +78,11 @@ def test_ranks_share_the_prompts(ranks):
     assert told(parts[0]) | told(parts[1]) == told(alone)
     assert len(parts[0]) == len(parts[1]) == 4
     assert not torch.isin(parts[0]["unit"], parts[1]["unit"]).any()
+
+
+def test_its_pairs_have_no_weights():
+    with pytest.raises(ValueError, match=r"^algorithm\.source\.weight: SelfPlaySource takes response"):
+        Target(
+            {"_target_": "rft.rollout.source.self_play.SelfPlaySource", "response": "good", "weight": "w"},
+            "algorithm.source",
+        )

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rft.batch.entries import EPISODE_FIELD, check_names, own_copy, row_of_user
+from rft.batch.row_fields import EPISODE_FIELD, check_names, own_copy, row_of_user
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.sets(st.integers(), max_size=2),

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from rft.algorithm.scores.running import RunningMoments
+from rft.algorithm.scores.normalization import RunningMoments
 
 
 def add(moments, *numbers):

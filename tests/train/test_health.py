@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from rft.setup.assembly import Job
-from rft.train.engine_gap import gap_warning
+from rft.train.health import gap_warning
 
 
 def test_the_warning_names_the_gap_and_the_command(monkeypatch):

@@ -3,7 +3,7 @@
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rft.actor.init import meta_model
-from rft.actor.loading.backbone_names import inner_prefix, outer_prefix
+from rft.actor.loading.tensor_names import inner_prefix, outer_prefix
 from tests.helpers import SIZES
 
 LLAMA4 = {"model_type": "llama4_text", "num_local_experts": 2, "intermediate_size_mlp": 24}

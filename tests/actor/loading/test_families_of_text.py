@@ -5,8 +5,8 @@ import torch
 from transformers import AutoConfig, AutoModelForMultimodalLM
 
 from rft.actor.init import language_model_class, load_model, read_config
-from rft.actor.loading.drawing import Drawing
-from rft.actor.loading.language_parts import text_config
+from rft.actor.loading.deferred_init import Drawing
+from rft.actor.loading.families import text_config
 from tests.helpers import SIZES
 
 VISION = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 64}

@@ -10,7 +10,7 @@ import torch
 from rft.distributed import start
 from rft.logger.log import RunLog, SilentLog
 from rft.setup.assembly import Job
-from rft.train.profiler import Profiler
+from rft.train.observation import Profiler
 from rft.train.trainer import Trainer
 
 STAGES = {"rollout", "reward", "annotate", "update", "refresh"}

@@ -1,7 +1,5 @@
-"""The options of a teacher behind servers, and the checks of these servers before a run starts.
-
-They must be up, serve one model, and fit the policy.
-"""
+"""The options of a teacher on servers, and the checks of its servers before a run starts: they are up, serve one model,
+and fit the policy."""
 
 import asyncio
 import logging
@@ -11,6 +9,7 @@ from typing import Annotated
 
 from transformers import PreTrainedTokenizerBase
 
+from rft.actor.base import ModelOptions
 from rft.actor.forward.vocabulary import vocabulary_size
 from rft.conditions import ReadWith
 from rft.distributed import World
@@ -27,22 +26,28 @@ SAMPLE = 16  # tokens of the text that all servers get
 APART = 0.5  # mean difference of log-probabilities that rounding on different servers may cause
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServedTeacherOptions(ServerPolicy):
-    """Options of `ServedTeacher`, beside those of `ServerPolicy`.
+@dataclass(frozen=True)
+class ServedTeacherOptions(ModelOptions, ServerPolicy):
+    """What a `ServedTeacher` reads.
 
-    Attributes:
+    Args:
         addresses: host:port of each server. All serve one model.
         token: the name of the environment variable with their key, or null where they need none.
         top_k: the number of most likely tokens that are kept of a distribution; all where fewer can follow.
+        others: see `ServerPolicy`.
     """
 
     addresses: list[str]
     token: str | None
     top_k: Annotated[PositiveInt, ReadWith("column teacher_top_ids")]
 
+    def clients(self) -> list[ServerClient]:
+        """Clients of the servers, with the key that the environment variable `token` holds."""
+        key = key_named(self.token, KEY)
+        return [ServerClient.at(number, address, KEY, key) for number, address in enumerate(self.addresses)]
+
     def check(self, key: str, tokenizer: PreTrainedTokenizerBase, temperature: float) -> None:
-        """Checks the addresses and what servers can compute; see `ColumnModel.check`."""
+        """Checks the addresses and what servers can compute."""
         check = Checks()
         if not self.addresses:
             check.messages.append(
@@ -58,24 +63,21 @@ class ServedTeacherOptions(ServerPolicy):
         check.end()
 
     def check_here(self, world: World, tokenizer: PreTrainedTokenizerBase, longest: Callable[[], int | None]) -> None:
-        """Checks that the servers are up and fit the run; see `check_servers` and `ColumnModel.check_here`."""
+        """Checks that the servers are up and fit the run; see `check_servers`."""
         tokens = longest()
         world.decide(lambda: asyncio.run(check_servers(self, tokenizer, tokens)))
 
-    def clients(self) -> list[ServerClient]:
-        """Clients of the servers."""
-        key = key_named(self.token, KEY)
-        return [ServerClient.at(number, address, KEY, key) for number, address in enumerate(self.addresses)]
 
-    def most_requested(self, known: int) -> int:
-        """The largest number of most likely tokens to request, to find `top_k` with ids below `known` among them."""
-        return min(2 * self.top_k, known)
+def most_requested(top_k: int, known: int) -> int:
+    """The largest number of most likely tokens to request, to find `top_k` with ids below `known` among them."""
+    return min(2 * top_k, known)
 
 
 async def check_servers(options: ServedTeacherOptions, tokenizer: PreTrainedTokenizerBase, longest: int | None) -> None:
     """Waits for all servers and checks them.
 
     Args:
+        options: of the teacher.
         tokenizer: the policy's.
         longest: tokens of the longest row, None where that is unknown.
 
@@ -100,7 +102,7 @@ async def check_servers(options: ServedTeacherOptions, tokenizer: PreTrainedToke
             except ValueError as error:
                 messages += messages_of(error)
             try:
-                found = await _request(client, api, text, options.most_requested(known))
+                found = await _request(client, api, text, most_requested(options.top_k, known))
             except ValueError as error:
                 messages += messages_of(error)
                 continue

@@ -7,8 +7,8 @@ from transformers.modeling_layers import GenericForSequenceClassification
 
 from rft.actor.heads import ScoreNetwork
 from rft.actor.init import CLASSIFIERS, check_classifier, load_with_head
-from rft.actor.loading.classifiers import media_classifier
 from rft.actor.loading.export import exported, write_model
+from rft.actor.loading.families import media_classifier
 from rft.actor.packing.attention import use_packed_attention
 from rft.actor.packing.layout import pack_layout
 from rft.batch.media import concat_media, media_entries

@@ -7,8 +7,8 @@ import torch
 from transformers import AutoConfig, Qwen3VLMoeConfig
 
 from rft.actor.init import meta_model
-from rft.actor.loading.checkpoint_names import checkpoint_names, renamed
 from rft.actor.loading.stored import MappedTensor, StoredWeights
+from rft.actor.loading.tensor_names import checkpoint_names, renamed
 from tests.families import family
 from tests.families.rows import READ
 from tests.helpers import SIZES

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from rft.actor.init import init_without_loading, load_model, load_with_head, read_config
-from rft.actor.loading.drawing import Drawing, NotRecordedError
+from rft.actor.loading.deferred_init import Drawing, NotRecordedError
 from tests.actor.loading.stored_on_ranks import MODELS
 from tests.helpers import MODEL, SIZES
 

@@ -8,7 +8,7 @@ import pytest
 
 from rft.data.encode.tokenizer import characters
 from rft.remote.http_client import BadResponse
-from rft.rollout.server.teacher_check import ServedTeacherOptions, check_servers
+from rft.rollout.server.teacher_options import ServedTeacherOptions, check_servers
 from tests.conftest import SOON_S
 from tests.helpers import ALPHABET, yaml_options
 from tests.rollout.server.fake_teacher import ASK, FakeTeacher

@@ -1,6 +1,7 @@
-"""The names of a model's tensors in published checkpoints, where transformers renames them when it loads a model.
+"""Names of a model's tensors: what those of its backbone begin with in the whole model, and what published checkpoints
+call them, where transformers renames them when it loads a model.
 
-Engines with code of their own for a family are written for these names.
+Engines with code of their own for a family are written for the names in published checkpoints.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,6 +11,25 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, WeightTransform, rename_source_key
+
+
+def name_backbone(model: PreTrainedModel) -> None:
+    """Sets the `base_model_prefix` of a text model whose class has that of another model, as that of Llama 4 has."""
+    if model.base_model is model and model.get_output_embeddings() is not None:
+        parts = [name for name, part in model.named_children() if isinstance(part, PreTrainedModel)]
+        if len(parts) == 1:
+            model.base_model_prefix = parts[0]
+
+
+def inner_prefix(model: PreTrainedModel) -> str:
+    """What the names of a backbone's tensors begin with in its whole model; nothing if it is no module of its own."""
+    return "" if model.base_model is model else f"{model.base_model_prefix}."
+
+
+def outer_prefix(model: PreTrainedModel) -> str:
+    """What a model with a head puts before the names of this model's tensors, a backbone; nothing for other models."""
+    alone = model.base_model is model and model.get_output_embeddings() is None
+    return f"{model.base_model_prefix}." if alone else ""
 
 
 def checkpoint_names(model: PreTrainedModel) -> dict[str, str]:
