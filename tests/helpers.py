@@ -25,7 +25,6 @@ from rft.algorithm.check import build_algorithm
 from rft.algorithm.objective import Update
 from rft.algorithm.options import AlgorithmOptions
 from rft.batch.collate import collate, dummy_row
-from rft.data.base import CheckContext, SourceContext
 from rft.data.encode.tokenizer import characters
 from rft.distributed import World
 from rft.metrics import Metrics
@@ -151,8 +150,8 @@ def make_optimizer(**changes: Any) -> Optimizer:
 
 def actor_options(optimizer: Optimizer | None = None, key: str = "actor", **changes: Any) -> ActorOptions:
     """The options of actor=hf without adapters, changed; `key` is the model's in messages."""
-    given = {**yaml_options(*HF, path=None), "lora": None, "optimizer": None, **changes}
-    return replace(ActorOptions(**take(given, ActorOptions, key, "Actor")), optimizer=optimizer)
+    given = take({**yaml_options(*HF, path=None, lora=None), "optimizer": None, **changes}, ActorOptions, key, "Actor")
+    return replace(ActorOptions(**given), optimizer=optimizer)
 
 
 def make_actor(
@@ -387,16 +386,3 @@ def interrupt(monkeypatch: Any, step: int, part: str = "update") -> None:
         return whole(trainer, *arguments)
 
     monkeypatch.setattr(Trainer, part, failing)
-
-
-def source_context(world: World, encoder: Any, rows: Any, prompts: int, seed: int, **changes: Any) -> SourceContext:
-    """What a source of given texts is given; the algorithm reads nothing of note."""
-    shared = {"world": world, "seed": seed, "encoder": encoder, "rows": rows, "prompts": prompts}
-    return SourceContext(**{"columns": (), "shuffle": True, **shared, **changes})
-
-
-def check_context(**changes: Any) -> CheckContext:
-    """A run that no source objects to."""
-    shared = {"key": "algorithm.source", "prompts": 4, "group_size": 4, "reads": ()}
-    shared |= {"max_new_tokens": 6, "cap_key": "rollout.max_new_tokens", "shuffle": True}
-    return CheckContext(**{**shared, "terms": ("right",), "streaming": None, "mixture": False, **changes})

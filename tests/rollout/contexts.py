@@ -9,7 +9,7 @@ from rft.modes.plan.stubs import StubTokenizer
 from rft.rollout.answerer import SingleTurn
 from rft.rollout.engine.base import EngineCheckContext
 from rft.rollout.source.base import RolloutContext
-from tests.helpers import source_context
+from tests.data.contexts import source_context
 
 NO_THOUGHTS = PromptThoughts(StubTokenizer(1))  # of encoders without a tokenizer
 

@@ -18,7 +18,8 @@ from rft.rollout.forced_stop import ForcedStop
 from rft.rollout.source.curriculum import CurriculumSource, Forget, SolveRate
 from rft.rollout.source.rollout import RolloutSource
 from rft.setup.assembly import Job
-from tests.helpers import check_context, hf_engine
+from tests.data.contexts import check_context
+from tests.helpers import hf_engine
 from tests.rollout.contexts import rollout_context
 from tests.rollout.word_models import one_layer, word_tokenizer
 

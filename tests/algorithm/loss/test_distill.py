@@ -6,7 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rft.algorithm.advantage.log_ratios import teacher
+from rft.algorithm.advantage.teacher import teacher
 from rft.algorithm.loss.distill import forward_kl, jsd, reverse_kl
 from tests.helpers import batch_of
 

@@ -12,7 +12,7 @@ from rft.data.encode.tokenizer import characters
 from rft.data.given.pairs import LabelledSource, PairSource
 from rft.data.sampler import RowSampler
 from rft.metrics import Metrics
-from tests.helpers import check_context, source_context
+from tests.data.contexts import check_context, source_context
 
 ROWS = [
     {"prompt": f"{n}=", "good": str(n), "bad": str(n) * (2 + n % 3), "gap": n / 2, "right": n % 3 == 0}

@@ -9,7 +9,7 @@ from rft.data.encode.tokenizer import characters
 from rft.data.given.steps import StepSource
 from rft.data.sampler import RowSampler
 from rft.metrics import Metrics
-from tests.helpers import check_context, source_context
+from tests.data.contexts import check_context, source_context
 
 FACTS = StepSource.Options(steps="a", labels="b", separator="c").facts()
 TOKENIZER = characters(alphabet="0123456789=\n;")

@@ -11,7 +11,7 @@ from rft.data.given.supervised import DatasetSource, TextSource
 from rft.data.sampler import RowSampler
 from rft.distributed import SINGLE_PROCESS
 from rft.metrics import Metrics
-from tests.helpers import source_context
+from tests.data.contexts import source_context
 
 ROWS = [{"prompt": f"{n}=", "answer": str(n), "shown": str(n) * (1 + n % 3)} for n in range(9)]
 TOKENIZER = characters(alphabet="0123456789=")

@@ -22,11 +22,11 @@ from rft.metrics import Metrics
 from rft.setup.assembly import Job
 from rft.setup.datasets import short_texts
 from tests.data import chat_texts as chats
+from tests.data.contexts import source_context
 from tests.data.encode.test_masks import said, tokenizer
 from tests.families import family
 from tests.families.rows import encoder as media_encoder
 from tests.families.rows import rows as media_rows
-from tests.helpers import source_context
 
 TOKENIZER = characters(alphabet="0123456789=;")
 RESPONSE = GivenTexts(DatasetSource, DatasetSource.Options(response="response"))

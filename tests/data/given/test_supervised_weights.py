@@ -13,8 +13,8 @@ from rft.data.given.supervised import DatasetSource, TextSource
 from rft.distributed import SINGLE_PROCESS
 from rft.metrics import Metrics
 from tests.data import chat_texts as chats
+from tests.data.contexts import source_context
 from tests.data.encode.test_masks import said, tokenizer, user
-from tests.helpers import source_context
 
 
 def chat(*weights):

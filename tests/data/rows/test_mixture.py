@@ -20,7 +20,7 @@ from rft.metrics import Metrics
 from rft.setup.assembly import Job
 from rft.setup.datasets import short_prompts
 from rft.train.trainer import sampled_texts
-from tests.helpers import source_context
+from tests.data.contexts import source_context
 
 TOKENIZER = characters(alphabet="0123456789=")
 SIZES = {"a": 10, "b": 3, "c": 50, "d": 10}

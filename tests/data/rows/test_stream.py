@@ -16,7 +16,7 @@ from rft.data.sampler import RowSampler
 from rft.metrics import Metrics
 from rft.setup.assembly import Job
 from rft.setup.datasets import short_prompts
-from tests.helpers import source_context
+from tests.data.contexts import source_context
 
 TOKENIZER = characters(alphabet="0123456789=")
 ENCODER = Encoder(TOKENIZER, "none", None)

@@ -13,7 +13,8 @@ from rft.rollout.engine.base import Completion
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.source.curriculum import CurriculumSource, Forget, Priority, SolveRate
 from rft.rollout.source.rollout import DynamicSampling, RolloutSource
-from tests.helpers import check_context, hf_engine
+from tests.data.contexts import check_context
+from tests.helpers import hf_engine
 from tests.rollout.contexts import NO_THOUGHTS, rollout_context
 from tests.rollout.word_models import one_layer, word_tokenizer
 

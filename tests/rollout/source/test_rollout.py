@@ -19,7 +19,7 @@ from rft.rollout.engine.base import Completion, row_seed
 from rft.rollout.engine.sampling import FirstToken, Sampling
 from rft.rollout.forced_stop import ForcedStop
 from rft.rollout.source.rollout import DynamicSampling, RolloutSource
-from tests.helpers import check_context
+from tests.data.contexts import check_context
 from tests.rollout.contexts import NO_THOUGHTS, rollout_context
 
 ROWS = [{"prompt": f"{number}=", "answer": str(number)} for number in range(10)]
