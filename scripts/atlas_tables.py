@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 import rft
 from rft.algorithm import ADVANTAGES, AGGREGATIONS, GRADIENT_MASKS, LOSSES, SHAPINGS
-from rft.algorithm.gradient import Gradient
+from rft.algorithm.registries import Gradient
 from rft.registry import Registry
 
 CONFIG = Path(rft.__file__).parent / "config"

@@ -8,7 +8,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.algorithm import LOSSES
-from rft.algorithm.gradient import Gradient
+from rft.algorithm.registries import Gradient
 from rft.reward import REWARDS
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rft.actor.base import Columns, ModelContext, NonFiniteError, TrainableModel
-from rft.actor.forward.media_inputs import MediaInputs
+from rft.actor.forward.backbone import MediaInputs
 from rft.actor.heads import LanguageNetwork, ScoreNetwork, ValueNetwork
 from rft.actor.loading.export import exported
 from rft.actor.loading.tensor_names import inner_prefix, outer_prefix
@@ -21,12 +21,11 @@ from rft.actor.lora.adapters import LoraWeights
 from rft.actor.model import build_model, empty_like, write_export
 from rft.actor.optim.ema import WeightAverage
 from rft.actor.optim.optimizer import Optimizer
-from rft.actor.options import ActorOptions
+from rft.actor.options import ActorOptions, lr_factors
 from rft.actor.packing.cost import model_cost, model_flops, row_work
 from rft.actor.packing.micro_batches import MicroBatch, MicroBatcher
-from rft.actor.parts import lr_factors
 from rft.actor.reference import AdapterReference
-from rft.algorithm.mismatch import log_policy_mismatch
+from rft.algorithm.divergence import log_policy_mismatch
 from rft.algorithm.objective import Update
 from rft.batch.balance import Cost
 from rft.batch.columns import candidates, predicted

@@ -16,15 +16,11 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from rft.actor.forward.backbone import replaced_forward, run_backbone
-from rft.actor.forward.logit_blocks import LogitShape
-from rft.actor.forward.media_inputs import MediaInputs
-from rft.actor.forward.vocabulary import forbidden_logits
+from rft.actor.forward.backbone import ROUTER_BALANCE, MediaInputs, record_router_logits, replaced_forward, run_backbone
+from rft.actor.forward.logits import LogitShape, forbidden_logits
 from rft.actor.loading.stand_ins import random_numbers, stand_ins
 from rft.actor.logprobs import token_logprobs, top_logprobs
-from rft.actor.moe import ROUTER_BALANCE, record_router_logits
-from rft.actor.packing.layout import PackedLayout, SequenceShard
-from rft.actor.packing.sequence_shard import shard_queries
+from rft.actor.packing.layout import PackedLayout, SequenceShard, shard_queries
 from rft.batch.columns import chosen_places, rows_and_columns
 
 SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")  # names in configs

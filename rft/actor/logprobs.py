@@ -1,7 +1,7 @@
 """Log-probabilities of given tokens from hidden states, without allocating all logits (tokens, vocabulary).
 
 The head's matrix product, log-softmax, gather and entropy run in float32 over blocks of the vocabulary, each for all
-tokens at once (`forward/logit_blocks.py`). The running sums are rescaled to the largest logit so far (Milakov and
+tokens at once (`forward/logits.py`). The running sums are rescaled to the largest logit so far (Milakov and
 Gimelshein, Online normalizer calculation for softmax, arXiv:1805.02867, section 3). The backward pass recomputes the
 logits of each block. Where they come from tensor cores, its products round the float32 gradient to TF32, which has 3
 bits more than bfloat16. Each pass reads every weight of the head once, and the backward pass writes its gradient once.
@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.profiler import record_function
 
-from rft.actor.forward.logit_blocks import PLAIN, LogitBlocks, LogitShape, Shaping, float32_products, shape_
+from rft.actor.forward.logits import PLAIN, LogitBlocks, LogitShape, Shaping, float32_products, shape_
 from rft.strategy.compiled import compile_function
 
 Sums = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # see `_add_block_`

@@ -1,6 +1,8 @@
 """Makes the network of an actor under a strategy: loads the model, gives it a head, freezes, adapts and shards it."""
 
 import copy
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,22 +11,21 @@ from typing import Any, Literal
 import torch
 from tokenizers import processors
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.base import ModelContext
 from rft.actor.forward.liger import use_liger
-from rft.actor.forward.vocabulary import forbidden_tokens, vocabulary_size
+from rft.actor.forward.logits import forbidden_tokens, vocabulary_size
 from rft.actor.heads import LanguageNetwork, ScoreNetwork, StepNetwork, ValueNetwork, check_scorer
-from rft.actor.init import CLASSIFIERS, blocks, load_with_head, meta_model, read_config, read_weights
+from rft.actor.init import CLASSIFIERS, LOAD_WEIGHTS, blocks, load_with_head, meta_model, read_config, read_weights
 from rft.actor.loading.deferred_init import Drawing
-from rft.actor.loading.dtype import loaded_dtype
 from rft.actor.loading.export import write_model
-from rft.actor.lora.adapters import Adapters
-from rft.actor.lora.stored import find_adapter
-from rft.actor.options import ActorOptions
+from rft.actor.loading.stored import DTYPES, find_files, open_tensors
+from rft.actor.lora.adapters import Adapters, Lora
+from rft.actor.lora.stored import StoredAdapter, find_adapter, model_path
+from rft.actor.options import ActorOptions, freeze
 from rft.actor.packing.attention import use_packed_attention, use_padded_attention
 from rft.actor.packing.kernels.choose import choose_kernel
-from rft.actor.parts import freeze
 from rft.strategy.base import Strategy
 
 Head = Literal["lm", "value", "score", "step"]
@@ -281,3 +282,33 @@ def with_end_token(tokenizer: PreTrainedTokenizerBase, end: int) -> PreTrainedTo
     before = ending.backend_tokenizer.post_processor
     ending.backend_tokenizer.post_processor = append if before is None else processors.Sequence([before, append])
     return ending
+
+
+def loaded_dtype(
+    path: str | None, config: PretrainedConfig, lora: Lora | None, continued: StoredAdapter | None
+) -> torch.dtype:
+    """The dtype of what an export holds, where it is stored; float32 for what is new.
+
+    Args:
+        path: of the model, or of an adapter that is merged into it.
+        config: of the model; names the dtype of files that only transformers can read.
+        lora: null, or the adapters that train.
+        continued: the adapter that trains on; None for a new one.
+    """
+    if lora is not None and lora.export == "adapter":
+        return torch.float32 if continued is None else continued.dtype
+    if path is None:
+        return torch.float32
+    files = find_files(model_path(path), config) if LOAD_WEIGHTS.get() else []
+    dtype = most_common_dtype(files) or config.dtype
+    return dtype if dtype in DTYPES.values() else torch.float32
+
+
+def most_common_dtype(files: Sequence[str]) -> torch.dtype | None:
+    """The dtype of most numbers in these files, of those of `DTYPES`; None where no number has one of them."""
+    numbers = Counter[torch.dtype]()
+    with open_tensors(files) as tensors:
+        for tensor in tensors.values():
+            if (name := tensor.get_dtype()) in DTYPES:
+                numbers[DTYPES[name]] += math.prod(tensor.get_shape())
+    return max(numbers, key=numbers.__getitem__, default=None)

@@ -7,7 +7,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from rft.actor.actor import Actor
 from rft.actor.base import ModelContext
-from rft.actor.forward.vocabulary import vocabulary_size
+from rft.actor.forward.logits import vocabulary_size
 from rft.actor.heads import LanguageNetwork
 from rft.actor.init import read_config
 from rft.actor.options import ActorOptions

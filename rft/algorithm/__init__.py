@@ -1,6 +1,6 @@
 """Pure math on columns: no I/O, no model, no process group. Importing this package registers every plugin in it."""
 
-from rft.algorithm import control
+from rft.algorithm import objective
 from rft.algorithm.registries import (
     ADVANTAGES,
     AGGREGATIONS,
@@ -20,7 +20,7 @@ __all__ = [
     "LOSSES",
     "SELECTIONS",
     "SHAPINGS",
-    "control",
+    "objective",
 ]
 
 for folder in ("advantage", "loss", "scores", "token_weights"):

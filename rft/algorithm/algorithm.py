@@ -9,15 +9,13 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.algorithm import ADVANTAGES, AGGREGATIONS, GRADIENT_MASKS, LOSSES, SELECTIONS, SHAPINGS
-from rft.algorithm.control import Control, build_control
-from rft.algorithm.kl import kl_penalty
-from rft.algorithm.objective import Objective, Term
+from rft.algorithm.divergence import kl_penalty
+from rft.algorithm.objective import Control, Objective, Term, build_control
 from rft.algorithm.options import AlgorithmOptions
 from rft.algorithm.registries import AllRows, AllSum
 from rft.algorithm.roles import ROLES
-from rft.algorithm.scores.groups import informative_groups
-from rft.algorithm.scores.pairs import both
-from rft.algorithm.scores.rewards import add_turn_rewards, token_rewards
+from rft.algorithm.scores.groups import both, informative_groups
+from rft.algorithm.scores.shaping import add_turn_rewards, token_rewards
 from rft.algorithm.token_weights.aggregation import counted, unit_weights
 from rft.algorithm.token_weights.correction import Correction
 from rft.algorithm.trajectories import joined_rows

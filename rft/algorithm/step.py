@@ -16,7 +16,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.algorithm.algorithm import Algorithm
-from rft.algorithm.mismatch import log_policy_mismatch
+from rft.algorithm.divergence import log_policy_mismatch
 from rft.algorithm.objective import Update
 from rft.algorithm.roles import POLICY, ROLES
 from rft.batch.balance import Balance

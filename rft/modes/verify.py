@@ -11,7 +11,7 @@ from rich.text import Text
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.certificate import Certificate, Kind, Measured, certificate
 from rft.algorithm.certificate.dialogues import LAYOUTS, measure_dialogues, same_gradient, separate_rows
-from rft.algorithm.gradient import Gradient
+from rft.algorithm.registries import Gradient
 from rft.modes.verify_graders import certify_graders
 from rft.registry import Plugin
 from rft.setup.components import Components

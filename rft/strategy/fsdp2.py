@@ -19,7 +19,7 @@ from rft.strategy.compiled import compile_function
 from rft.strategy.fp8 import check_layers, use_fp8
 from rft.strategy.fsdp2_options import FSDP2Options, known_peak
 from rft.strategy.gather import WHOLE, GatherOptions, gather, has_sharded_rows
-from rft.strategy.norm import clip_grad_norm
+from rft.strategy.gradients import clip_grad_norm
 from rft.strategy.offload.activations import LABEL as ACTIVATIONS
 from rft.strategy.offload.activations import ActivationOffload
 from rft.strategy.offload.optimizer import LABEL as OPTIMIZER
@@ -27,8 +27,7 @@ from rft.strategy.offload.optimizer import OptimizerOffload
 from rft.strategy.parallel.context import Context
 from rft.strategy.parallel.experts import ExpertParallel, find_experts
 from rft.strategy.parallel.groups import check_groups, group_meshes
-from rft.strategy.parallel.tensor import TensorParallel
-from rft.strategy.parallel.tp_plan import tp_plan
+from rft.strategy.parallel.tensor import TensorParallel, tp_plan
 
 
 class FSDP2(Strategy):

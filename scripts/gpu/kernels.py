@@ -76,7 +76,7 @@ def head(setting: Setting) -> Found:
     """Log-probabilities and entropy, forward and backward: as the trainer computes them, and in float32 in two ways."""
     import torch
 
-    from rft.actor.forward.logit_blocks import float32_products
+    from rft.actor.forward.logits import float32_products
     from rft.actor.logprobs import token_logprobs
 
     device, dtype = ("cpu", torch.float32) if setting.cpu else ("cuda", torch.bfloat16)

@@ -10,9 +10,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from rft.actor import logprobs as module
-from rft.actor.forward import logit_blocks
-from rft.actor.forward.logit_blocks import LogitShape
-from rft.actor.forward.vocabulary import FORBIDDEN, forbidden_logits
+from rft.actor.forward import logits
+from rft.actor.forward.logits import FORBIDDEN, LogitShape, forbidden_logits
 from rft.actor.logprobs import token_logprobs, top_logprobs
 from tests.actor.forward.tensor_cores import TensorCores
 
@@ -33,8 +32,8 @@ def plainly(hidden, weight, bias, targets, temperature):
 
 
 def narrow(monkeypatch):
-    monkeypatch.setattr(logit_blocks, "BLOCK_ELEMENTS", {"cpu": 1, "cuda": 1})
-    monkeypatch.setattr(logit_blocks, "NARROWEST", 64)
+    monkeypatch.setattr(logits, "BLOCK_ELEMENTS", {"cpu": 1, "cuda": 1})
+    monkeypatch.setattr(logits, "NARROWEST", 64)
 
 
 def forget():
@@ -287,10 +286,10 @@ def test_the_logits_are_never_held_whole(monkeypatch, vocabulary):
 
 @pytest.mark.parametrize("tokens, size", [(1, 896), (60, 256), (8192, 896), (100_000, 64)])
 def test_a_block_is_within_its_cap_and_its_rows_begin_on_cache_lines(tokens, size):
-    blocks = logit_blocks.LogitBlocks(torch.empty(tokens, size, device="meta"), torch.empty(10**6, size), None, 1.0)
-    most = max(logit_blocks.BLOCK_ELEMENTS["cpu"], logit_blocks.NARROWEST * max(tokens, size))
+    blocks = logits.LogitBlocks(torch.empty(tokens, size, device="meta"), torch.empty(10**6, size), None, 1.0)
+    most = max(logits.BLOCK_ELEMENTS["cpu"], logits.NARROWEST * max(tokens, size))
     assert blocks.width * max(tokens, size) <= most
-    assert blocks.width >= logit_blocks.NARROWEST
+    assert blocks.width >= logits.NARROWEST
     assert blocks.width % 128 == 64
 
 
@@ -343,7 +342,7 @@ def test_float32_on_a_gpu_is_computed_as_on_a_cpu():
 def test_a_gpu_has_fewer_and_wider_blocks():
     """32,768 tokens and the vocabulary of Qwen2.5: each product reads all hidden states."""
     hidden, weight = torch.empty(32768, 1536, device="meta"), torch.empty(151936, 1536, device="meta")
-    count = {kind: -(-151936 // logit_blocks.LogitBlocks(hidden, weight, None, 1.0, device_type=kind).width)
+    count = {kind: -(-151936 // logits.LogitBlocks(hidden, weight, None, 1.0, device_type=kind).width)
              for kind in ("cpu", "cuda")}  # fmt: skip
     assert count == {"cpu": 72, "cuda": 38}
 
@@ -365,7 +364,7 @@ def results(n, v, options, **more):
     "options",
     [
         {"dtype": F64, "entropy": True, "count": 1, "shape": LogitShape(3.0, 2.0), "forbids": True},
-        {"dtype": torch.float32, "entropy": False, "count": 3, "shape": logit_blocks.PLAIN, "forbids": False},
+        {"dtype": torch.float32, "entropy": False, "count": 3, "shape": logits.PLAIN, "forbids": False},
     ],
 )
 def test_compiled_blocks_are_the_same_and_no_size_is_compiled_again(options, monkeypatch):

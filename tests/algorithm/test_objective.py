@@ -4,8 +4,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rft.algorithm.control import Control
-from rft.algorithm.objective import Objective, Term
+from rft.algorithm.objective import Control, Objective, Term
 from rft.algorithm.registries import GRADIENT_MASKS, LOSSES
 from rft.registry import Registry
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 import rft
 from rft.algorithm import LOSSES
-from rft.algorithm.gradient import Gradient
+from rft.algorithm.registries import Gradient
 from rft.modes.verify import certify, certify_dialogues
 from rft.setup.assembly import Job
 

@@ -1,17 +1,198 @@
-"""The forward of a backbone over rows, padded or packed, with the media of the rows."""
+"""The forward of a backbone over rows, padded or packed: what it reads of the media of the rows beside their tokens,
+and how evenly the tokens of a row go to the experts of a mixture.
+"""
 
-from collections.abc import Callable, Iterable, Iterator
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
 
-from rft.actor.forward.media_inputs import MediaInputs, own_positions, probe_columns
+from rft.actor.init import meta_model
 from rft.actor.packing.layout import PackedLayout, PackedSegment
 from rft.batch.device import to_device
-from rft.batch.encoded import EncodedText
+from rft.batch.encoded import EncodedText, MediaFacts
+from rft.batch.media import media_entries
+
+
+@dataclass(frozen=True)
+class MediaInputs:
+    """The media of a forward.
+
+    Attributes:
+        tensors: of the rows that have media, concatenated in the order in which the forward has the rows.
+        facts: of the model's processor.
+        with_probe: the forward computes the probe of `facts` behind its rows, whose states nothing reads. FSDP gathers
+            the weights of a tower only if every rank runs it, and other ranks have other media in this micro-batch.
+        positions: see `row_positions`, on the device.
+    """
+
+    tensors: Mapping[str, Tensor]
+    facts: MediaFacts
+    with_probe: bool = False
+    positions: Tensor | None = None
+
+    def all_tensors(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+        """The tensors with those of the probe, floating-point ones in the dtype of the model."""
+        probe = self.facts.probe.media if self.with_probe else None
+        found = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        for name, tensor in (probe or {}).items():
+            found[name] = torch.cat([found[name], tensor.to(device)]) if name in found else tensor.to(device)
+        found = {name: tensor[None] if name in self.facts.stacked else tensor for name, tensor in found.items()}
+        return {name: t.to(dtype) if t.is_floating_point() else t for name, t in found.items()}
+
+
+def probe_columns(probe: EncodedText, names: Iterable[str], device: torch.device) -> dict[str, Tensor]:
+    """The probe as columns (1, P) of the tokens of a batch.
+
+    Args:
+        names: columns of the batch.
+    """
+    ids = torch.tensor([probe], device=device)
+    columns = {name: torch.tensor([probe.column(name)], device=device) for name in names}
+    return columns | {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def own_positions(
+    backbone: nn.Module, columns: Mapping[str, Tensor], media: Mapping[str, Tensor], mask: Tensor | None = None
+) -> tuple[Tensor, Tensor] | None:
+    """The positions of a model that counts them in several dimensions (M-RoPE, 2409.12191), by its own method.
+
+    Args:
+        columns: of tokens (B, T).
+        media: of all rows, in their order.
+        mask: (B, T), False for padding; None where padding is on the right.
+
+    Returns:
+        Positions (n, B, T), and (B, 1), what is added to the number of a token behind the row; None for a model, or for
+        rows without media, whose positions are the numbers of the tokens.
+    """
+    if not media or "get_rope_index" not in dir(type(backbone)):
+        return None
+    given, module = {**columns, **media, "attention_mask": mask}, cast(Any, backbone)
+    if module.get_output_embeddings() is not None:  # a module with its head: the method wants numbers of `generate`
+        ids = columns["input_ids"]
+        given["attention_mask"] = torch.ones_like(ids) if mask is None else mask
+        positions = module._prepare_position_ids_for_generation(ids, given)[1:]  # without those of text alone
+        return positions, module.rope_deltas
+    names = inspect.signature(module.get_rope_index).parameters
+    positions, deltas = module.get_rope_index(**{name: value for name, value in given.items() if name in names})
+    return positions, deltas
+
+
+def row_positions(
+    backbone: nn.Module, tokens: TensorDict, media: Mapping[str, Tensor], rows: list[int]
+) -> Tensor | None:
+    """The positions (n, B, T) of `own_positions` for rows padded on the right; None as there.
+
+    A model reads every row and every medium to count them, so the tensors have to be in host memory.
+
+    Args:
+        tokens: columns (B, T) that the model takes.
+        media: of all rows, in the order of `rows`.
+        rows: the B numbers of all rows.
+    """
+    columns = {name: column[rows] for name, column in tokens.items() if name != "attention_mask"}
+    found = own_positions(backbone, columns, media)
+    return None if found is None else found[0][:, torch.tensor(rows).argsort()]
+
+
+def media_elements(batch: TensorDict) -> Tensor:
+    """Floating-point numbers in the media of each row, (B,) float64."""
+    entries = media_entries(batch)
+    counts = [sum(tensor.numel() for tensor in entry.values() if tensor.is_floating_point()) for entry in entries]
+    return torch.tensor(counts or [0] * len(batch), dtype=torch.float64)
+
+
+def language_part(model: PreTrainedModel) -> nn.Module:
+    """The part of a model that reads tokens, without towers of other media; the backbone of a text model."""
+    part = model.get_decoder()
+    return model.base_model if part is None or part is model else part
+
+
+ROUTER_BALANCE = "router_balance"  # the output of a language model that its routers record
+
+
+@dataclass
+class RouterRecorder:
+    """The outputs of the routers of a model in a forward.
+
+    Attributes:
+        logits: of every router, (N, experts): one of each token of the forward.
+        chosen: of every router, (N, k): the experts that a token went to.
+    """
+
+    logits: list[Tensor] = field(default_factory=list)
+    chosen: list[Tensor] = field(default_factory=list)
+
+    def balance(self, choose: Callable[[Tensor], Tensor], row: Tensor, count: int) -> Tensor:
+        """The sequence-wise balance loss of DeepSeek-V3 (2412.19437, eq. 17-20), the share of each token, (Q,).
+
+        For a row of T chosen tokens that each go to k of E experts: the sum over experts i, and over routers, of
+        f_i P_i, where f_i is E / (k T) times the tokens that went to i, and P_i the mean affinity to i, a softmax. It
+        is 1 for each router where all go evenly. The share of token t is the sum of f_i s_ti / T; f has no gradient.
+
+        Args:
+            choose: from a tensor of all tokens of the forward (N, .) to the chosen tokens (Q, .).
+            row: (Q,) the row of each chosen token.
+            count: B, the number of rows.
+        """
+        total = torch.zeros(len(row), device=row.device)
+        tokens = torch.zeros(count, device=row.device).index_add_(0, row, torch.ones_like(total))  # (B,)
+        for logits, chosen in zip(self.logits, self.chosen, strict=True):
+            affinity = choose(logits).float().softmax(-1)  # (Q, E)
+            routed = torch.zeros_like(affinity).scatter_(1, choose(chosen), 1.0)
+            load = torch.zeros(count, affinity.shape[1], device=row.device).index_add_(0, row, routed)
+            load *= affinity.shape[1] / chosen.shape[1] / tokens.clamp(min=1)[:, None]  # (B, E)
+            total = total + (load[row] * affinity).sum(-1) / tokens[row]
+        return total
+
+
+@contextmanager
+def record_router_logits(model: PreTrainedModel, on: bool) -> Iterator[RouterRecorder]:
+    """Records the outputs of the routers in a forward, where it is on.
+
+    A compiled block runs without these hooks; its strategy refuses it (`ModelFacts.hooked`).
+    """
+    recorder, modules = RouterRecorder(), routers(model) if on else []
+
+    def record(module: nn.Module, arguments: tuple, outputs: tuple[Tensor, Tensor, Tensor]) -> None:
+        recorder.logits.append(outputs[0])
+        recorder.chosen.append(outputs[2])
+
+    hooks = [router.register_forward_hook(record) for router in modules]
+    try:
+        yield recorder
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert len(recorder.logits) == len(modules)
+
+
+def routers(model: PreTrainedModel) -> list[nn.Module]:
+    """The modules that choose experts and return (logits, weights, chosen), in the order of the layers."""
+    recorder = (model._can_record_outputs or {}).get("router_logits")
+    return (
+        [] if recorder is None else [module for module in model.modules() if isinstance(module, recorder.target_class)]
+    )
+
+
+def check_routers(config: PretrainedConfig) -> None:
+    """Checks that a model has routers, without loading it.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if not routers(meta_model(config).base_model):
+        raise ValueError(
+            f"algorithm.terms.router_balance: a {config.model_type} has no router that transformers knows; take the "
+            "term out, or train a mixture of experts such as qwen3_moe"
+        )
 
 
 def run_backbone(

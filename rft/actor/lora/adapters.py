@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from rft.actor.forward.media_inputs import language_part
+from rft.actor.forward.backbone import language_part
 from rft.actor.init import meta_model
 from rft.actor.loading.stand_ins import stand_ins, zeros
 from rft.actor.lora.nf4 import PackedLinear, quantize

@@ -6,8 +6,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PretrainedConfig, PreTrainedModel
 
-from rft.actor.forward.backbone import run_backbone
-from rft.actor.forward.media_inputs import MediaInputs, language_part, media_elements, probe_columns
+from rft.actor.forward.backbone import MediaInputs, language_part, media_elements, probe_columns, run_backbone
 from rft.batch.balance import Cost, work
 from rft.batch.columns import lengths, predicted
 from rft.batch.encoded import MediaFacts

@@ -7,9 +7,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from rft.actor.forward.media_inputs import row_positions
-from rft.actor.packing.layout import PackedLayout, pack_layout, shared_prefixes
-from rft.actor.packing.sequence_shard import join
+from rft.actor.forward.backbone import row_positions
+from rft.actor.packing.layout import PackedLayout, join, pack_layout, shared_prefixes
 from rft.algorithm.trajectories import Trajectories, trajectories_of
 from rft.batch.balance import karmarkar_karp
 from rft.batch.collate import trim

@@ -7,9 +7,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.algorithm.advantage.group import spread
-from rft.algorithm.advantage.whiten import whitened
-from rft.algorithm.gradient import Gradient
-from rft.algorithm.registries import ADVANTAGES, AllSum
+from rft.algorithm.registries import ADVANTAGES, AllSum, Gradient
+from rft.algorithm.statistics import whitened
 from rft.ranges import Fraction
 
 

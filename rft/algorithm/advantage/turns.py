@@ -7,8 +7,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.algorithm.advantage.group import EPSILON, spread
-from rft.algorithm.gradient import Gradient
-from rft.algorithm.registries import ADVANTAGES
+from rft.algorithm.registries import ADVANTAGES, Gradient
 from rft.algorithm.scores.groups import group_statistics
 from rft.ranges import Fraction, NonNegativeFloat, NonNegativeInt
 

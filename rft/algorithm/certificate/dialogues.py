@@ -13,11 +13,10 @@ import torch
 from tensordict import TensorDict
 
 from rft.algorithm.algorithm import Algorithm
-from rft.algorithm.certificate.evaluate import differentiated
 from rft.algorithm.certificate.measure import Measured, compare
 from rft.algorithm.certificate.objectives import OBJECTIVES
 from rft.algorithm.certificate.policy import Prompt, TinyPolicy
-from rft.algorithm.certificate.sample import alone
+from rft.algorithm.certificate.sample import alone, differentiated
 from rft.algorithm.objective import Objective
 from rft.algorithm.trajectories import trajectories_of
 from rft.metrics import Metrics

@@ -7,8 +7,18 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rft.algorithm.certificate.evaluate import Kind, Outcome, call_loss, evaluate, prepared, sample_for
-from rft.algorithm.certificate.sample import KEEP, OF_CANDIDATES, PARTS, of_candidates
+from rft.algorithm.certificate.sample import (
+    KEEP,
+    OF_CANDIDATES,
+    PARTS,
+    Kind,
+    Outcome,
+    call_loss,
+    evaluate,
+    of_candidates,
+    prepared,
+    sample_for,
+)
 from rft.batch.columns import over
 from rft.registry import Plugin
 

@@ -5,8 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rft.algorithm.certificate.evaluate import (
+from rft.algorithm.certificate.objectives import BINARY, OBJECTIVES, SURROGATES
+from rft.algorithm.certificate.policy import TinyPolicy, term_weights
+from rft.algorithm.certificate.sample import (
     Kind,
+    alone,
     call_loss,
     differentiated,
     evaluate,
@@ -14,9 +17,6 @@ from rft.algorithm.certificate.evaluate import (
     prepared,
     sample_for,
 )
-from rft.algorithm.certificate.objectives import BINARY, OBJECTIVES, SURROGATES
-from rft.algorithm.certificate.policy import TinyPolicy, term_weights
-from rft.algorithm.certificate.sample import alone
 from rft.algorithm.token_weights.aggregation import counted
 from rft.errors import did_you_mean
 from rft.registry import Plugin

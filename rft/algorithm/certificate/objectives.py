@@ -8,9 +8,9 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from rft.algorithm.advantage.win_rate import wins
+from rft.algorithm.advantage.group import wins
 from rft.algorithm.certificate.policy import TinyPolicy
-from rft.algorithm.scores.pairs import both
+from rft.algorithm.scores.groups import both
 
 Options = Mapping[str, Any]
 

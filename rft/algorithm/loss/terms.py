@@ -6,10 +6,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm.gradient import Gradient
-from rft.algorithm.kl import ESTIMATORS, k2, k3, straight_through
-from rft.algorithm.ratio import log_ratio, ratio
-from rft.algorithm.registries import LOSSES, AllSum, Unreduced
+from rft.algorithm.divergence import ESTIMATORS, k2, k3, log_ratio, ratio, straight_through
+from rft.algorithm.registries import LOSSES, AllSum, Gradient, Unreduced
 
 
 @LOSSES.register(

@@ -19,8 +19,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm.kl import binary_kl, k1, k2, k3
-from rft.algorithm.ratio import ratio
+from rft.algorithm.divergence import binary_kl, k1, k2, k3, ratio
 from rft.algorithm.registries import AllSum
 from rft.algorithm.scores.groups import dense_numbers
 from rft.metrics import Metrics

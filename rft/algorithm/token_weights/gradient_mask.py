@@ -4,9 +4,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm.gradient import Gradient
-from rft.algorithm.registries import GRADIENT_MASKS, AllSum
-from rft.algorithm.token_weights.order_statistics import largest, largest_of_rows, share_of, whole_share
+from rft.algorithm.registries import GRADIENT_MASKS, AllSum, Gradient
+from rft.algorithm.statistics import largest, largest_of_rows, share_of, whole_share
 from rft.batch.counter_rng import token_draws
 from rft.ranges import Fraction
 

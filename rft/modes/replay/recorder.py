@@ -20,7 +20,7 @@ from rft.algorithm.trajectories import Trajectories
 from rft.distributed import World
 from rft.metrics import Metrics
 from rft.strategy.gather import to_local
-from rft.strategy.norm import copies
+from rft.strategy.gradients import copies
 
 ROW = "replay_row"  # column of the batch: the number of the row among those of all ranks, (B,) int64
 GRAD_NORM = "grad_norm"

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 from transformers import Cache, PreTrainedConfig, PreTrainedTokenizerBase
 
-from rft.actor.forward.logit_blocks import LogitBlocks, on_tensor_cores
-from rft.actor.forward.media_inputs import MediaInputs, own_positions
-from rft.actor.forward.vocabulary import forbidden_logits
+from rft.actor.forward.backbone import MediaInputs, own_positions
+from rft.actor.forward.logits import LogitBlocks, forbidden_logits, on_tensor_cores
 from rft.actor.init import meta_model
 from rft.actor.model import end_tokens, expanded_zero
 from rft.batch.encoded import EncodedText, as_encoded

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rft.actor.forward.vocabulary import FORBIDDEN
+from rft.actor.forward.logits import FORBIDDEN
 from rft.actor.loading.tensor_names import checkpoint_names, renamed
 from rft.actor.lora.adapters import LoraWeights
 from rft.actor.model import end_tokens

@@ -9,8 +9,8 @@ from rft.algorithm.certificate.invariances import CHECKS, LOSS_CHECKS, invarianc
 from rft.algorithm.certificate.measure import compare, expected_gradient, measure, objective_gradient
 from rft.algorithm.certificate.objectives import OBJECTIVES
 from rft.algorithm.certificate.policy import Prompt, TinyPolicy
-from rft.algorithm.gradient import Gradient
-from rft.algorithm.ratio import log_ratio
+from rft.algorithm.divergence import log_ratio
+from rft.algorithm.registries import Gradient
 from rft.registry import Registry
 
 REGISTRIES = {"advantage": ADVANTAGES, "loss": LOSSES, "aggregation": AGGREGATIONS}

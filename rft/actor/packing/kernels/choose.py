@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from rft.actor.packing.kernels.base import AttentionKernel, AttentionNeeds, AttentionRule
-from rft.actor.packing.kernels.flash import FlashKernel
 from rft.actor.packing.kernels.flex import FlexKernel
-from rft.actor.packing.kernels.rows import RowsKernel
+from rft.actor.packing.kernels.rows import FlashKernel, RowsKernel, VarlenKernel
 from rft.actor.packing.kernels.sdpa import SdpaKernel
-from rft.actor.packing.kernels.varlen import VarlenKernel
 from rft.actor.packing.layout import PackedSegment
 from rft.strategy.attention import kernels_to_try
 from rft.strategy.base import Strategy

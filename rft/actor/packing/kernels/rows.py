@@ -5,12 +5,16 @@ cumulative lengths of both. A row behind a shared prefix attends to itself in on
 results are merged by their log-sum-exp. The backward pass of a call needs only the merged result and the merged
 log-sum-exp, from which it computes its part of the gradient (as in ring attention, 2310.01889). A sink is one more key
 in the merge.
+
+The functions are those of the package flash-attn (FlashAttention 3, 2407.08608, or 2, the newest that is installed), or
+torch's own, which need no further package.
 """
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib import import_module
 from itertools import accumulate
 from typing import Any, ClassVar
 
@@ -22,6 +26,7 @@ from torch.nn.functional import pad
 from rft.actor.packing.kernels.base import AttentionKernel, AttentionNeeds, AttentionRule
 from rft.actor.packing.layout import PackedSegment
 from rft.batch.device import to_device
+from rft.strategy.attention import FLASH_PACKAGES, flash_package
 
 WIDEST = 256  # numbers of a head that the functions take
 MULTIPLE = 8  # of which the width of a head has to be
@@ -278,3 +283,88 @@ def _added(total: Tensor | None, part: Tensor, places: Tensor | None, like: Tens
     wide = torch.promote_types(like.dtype, torch.float32)
     spread = torch.zeros_like(like, dtype=wide).index_add_(0, places, part.to(wide))
     return (spread if total is None else spread + total).to(like.dtype)
+
+
+class FlashKernel(RowsKernel):
+    """See `RowsKernel`.
+
+    Attributes:
+        third: the functions are those of FlashAttention 3.
+    """
+
+    implementation: ClassVar[str] = "rft_packed_fa"
+
+    def __init__(self) -> None:
+        package = flash_package()
+        assert package is not None, "checked before"
+        self.third = package == FLASH_PACKAGES[0]
+        self._functions = import_module(package if self.third else f"{package}.flash_attn_interface")
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: RowsCall) -> tuple[Tensor, Tensor]:
+        """See `RowsKernel.forward`."""
+        options = _options(call) | {"causal": call.causal}
+        if self.third:
+            out, lse, *_ = self._functions._flash_attn_forward(q, k, v, **options)
+        else:
+            out, lse, *_ = self._functions._flash_attn_varlen_forward(q, k, v, dropout_p=0.0, **options)
+        return out, lse
+
+    def backward(
+        self, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: RowsCall
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `RowsKernel.backward`."""
+        gradients = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        written = dict(zip(("dq", "dk", "dv"), gradients, strict=True))
+        options = _options(call) | written | {"deterministic": torch.are_deterministic_algorithms_enabled()}
+        tensors = (gradient, q, k, v, out, lse)
+        if self.third:
+            self._functions._flash_attn_backward(*tensors, is_causal=call.causal, **options)
+        else:
+            self._functions._flash_attn_varlen_backward(
+                *tensors, dropout_p=0.0, causal=call.causal, alibi_slopes=None, **options
+            )
+        return gradients
+
+
+def _options(call: RowsCall) -> dict[str, Tensor | int | float]:
+    """What all four functions take by the same names; a soft cap of 0 is none."""
+    return {
+        "cu_seqlens_q": call.query_ends,
+        "cu_seqlens_k": call.key_ends,
+        "max_seqlen_q": call.longest_query,
+        "max_seqlen_k": call.longest_key,
+        "softmax_scale": call.scaling,
+        "softcap": 0.0 if call.softcap is None else call.softcap,
+        **call.seen,
+    }
+
+
+class VarlenKernel(RowsKernel):
+    """See `RowsKernel`. torch.nn.attention.varlen calls the same operations."""
+
+    implementation: ClassVar[str] = "rft_packed_rows"
+
+    def refuses(self, needs: AttentionNeeds) -> str | None:
+        """See `AttentionKernel.refuses`."""
+        return "soft-capped logits" if needs.softcap else super().refuses(needs)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: RowsCall) -> tuple[Tensor, Tensor]:
+        """See `RowsKernel.forward`."""
+        assert call.softcap is None
+        lengths = (call.query_ends, call.key_ends, call.longest_query, call.longest_key)
+        out, lse, *_ = torch.ops.aten._flash_attention_forward(
+            q, k, v, *lengths, 0.0, call.causal, False, scale=call.scaling, **call.seen
+        )
+        return out, lse
+
+    def backward(
+        self, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: RowsCall
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `RowsKernel.backward`."""
+        lengths = (call.query_ends, call.key_ends, call.longest_query, call.longest_key)
+        seed = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of dropout, which there is none of
+        unused = torch.empty(0, device=q.device)
+        gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
+            gradient, q, k, v, out, lse, *lengths, 0.0, call.causal, seed, unused, scale=call.scaling, **call.seen
+        )
+        return gradients
