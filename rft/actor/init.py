@@ -374,9 +374,9 @@ def language_model_class(config: PretrainedConfig) -> Any:
 def blocks(model: PreTrainedModel) -> list[torch.nn.Module]:
     """The layers that are sharded one by one: the outermost of the classes in `_no_split_modules` of transformers."""
     names = set(model._no_split_modules or ())
-    found = [module for module in model.modules() if type(module).__name__ in names]
-    inside = {id(part) for block in found for part in block.modules() if part is not block}
-    return [block for block in found if id(block) not in inside]
+    candidates = [module for module in model.modules() if type(module).__name__ in names]
+    inside = {id(part) for block in candidates for part in block.modules() if part is not block}
+    return [block for block in candidates if id(block) not in inside]
 
 
 def _reason(error: Exception) -> str:

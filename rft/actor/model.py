@@ -16,10 +16,11 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from rft.actor.base import ModelContext
 from rft.actor.forward.liger import use_liger
 from rft.actor.forward.logits import forbidden_tokens, vocabulary_size
-from rft.actor.heads import LanguageNetwork, ScoreNetwork, StepNetwork, ValueNetwork, check_scorer
+from rft.actor.heads import LanguageNetwork, Network, ScoreNetwork, StepNetwork, ValueNetwork, check_scorer
 from rft.actor.init import CLASSIFIERS, LOAD_WEIGHTS, blocks, load_with_head, meta_model, read_config, read_weights
 from rft.actor.loading.deferred_init import Drawing
 from rft.actor.loading.export import write_model
+from rft.actor.loading.stand_ins import zeros
 from rft.actor.loading.stored import DTYPES, find_files, open_tensors
 from rft.actor.lora.adapters import Adapters, Lora
 from rft.actor.lora.stored import StoredAdapter, find_adapter, model_path
@@ -29,7 +30,6 @@ from rft.actor.packing.kernels.choose import choose_kernel
 from rft.strategy.base import Strategy
 
 Head = Literal["lm", "value", "score", "step"]
-Network = LanguageNetwork | ValueNetwork | ScoreNetwork | StepNetwork
 
 
 @dataclass
@@ -165,14 +165,8 @@ def empty_like(model: nn.Module, device: torch.device) -> PreTrainedModel:
     """
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
-        zeros = expanded_zero(parameter.shape, parameter.dtype, device)
-        memo[id(parameter)] = nn.Parameter(zeros, requires_grad=False)
+        memo[id(parameter)] = nn.Parameter(zeros(parameter, device=device), requires_grad=False)
     return copy.deepcopy(model, memo).to(device)
-
-
-def expanded_zero(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """One zero, expanded to a shape: a tensor that takes no memory."""
-    return torch.zeros((), dtype=dtype, device=device).expand(shape)
 
 
 def write_export(

@@ -89,10 +89,10 @@ def _architecture_errors(model_config: Mapping[str, Any] | None, key: str) -> It
         yield f"{key}.model_type={kind}: transformers has no such type{did_you_mean(str(kind), CONFIG_MAPPING)}"
         return
     architecture = CONFIG_MAPPING[kind]
-    known = {*architecture().to_dict(), *architecture.attribute_map, "attn_implementation"}
+    option_names = {*architecture().to_dict(), *architecture.attribute_map, "attn_implementation"}
     for name in model_config:
-        if name not in known:
-            yield f"{key}.{name}: a {kind} has no such option{did_you_mean(name, known)}"
+        if name not in option_names:
+            yield f"{key}.{name}: a {kind} has no such option{did_you_mean(name, option_names)}"
 
 
 def check_adapters(models: Mapping[str, ActorOptions]) -> Iterator[str]:
@@ -109,11 +109,11 @@ def check_adapters(models: Mapping[str, ActorOptions]) -> Iterator[str]:
     for key in frozen if models[POLICY].lora is not None else ():
         values = vars(models[key])
         shared = values.keys() & policy.keys() - {"lora", "optimizer", "frozen", "ema"}
-        own = [name for name in values if name in shared and values[name] != policy[name]]
-        if own and not {"path", "model_config"} & set(own):
+        names = [name for name in values if name in shared and values[name] != policy[name]]
+        if names and not {"path", "model_config"} & set(names):
             yield (
-                f"{key}.{own[0]}={values[own[0]]}: with actor.lora the {key} is computed by the actor, with its "
-                f"{own[0]}={policy[own[0]]}; leave it at ${{actor.{own[0]}}}, or set {key}.path to another model"
+                f"{key}.{names[0]}={values[names[0]]}: with actor.lora the {key} is computed by the actor, with its "
+                f"{names[0]}={policy[names[0]]}; leave it at ${{actor.{names[0]}}}, or set {key}.path to another model"
             )
 
 
@@ -133,13 +133,13 @@ def lr_factors(
         parameters: names and parameters of a model; a tied one goes by each of its names.
         factors: by pattern.
     """
-    found: dict[nn.Parameter, float] = {}
+    factor_of: dict[nn.Parameter, float] = {}
     named = list(parameters)
     for pattern, factor in factors.items():
         for name, parameter in named:
             if fnmatchcase(name, pattern):
-                found.setdefault(parameter, factor)
-    return found
+                factor_of.setdefault(parameter, factor)
+    return factor_of
 
 
 def check_parts(
@@ -181,7 +181,7 @@ def _trained(model: PreTrainedModel, part: nn.Module) -> list[str]:
 
 def _check_matches(pattern: str, names: list[str], key: str) -> None:
     if not matching(names, pattern):
-        known = f" (the first: {names[0]}, the last: {names[-1]})" if names else ""
+        examples = f" (the first: {names[0]}, the last: {names[-1]})" if names else ""
         raise ValueError(
-            f"{key}={pattern!r}: matches none of the {len(names)} parameters{known}{did_you_mean(pattern, names)}"
+            f"{key}={pattern!r}: matches none of the {len(names)} parameters{examples}{did_you_mean(pattern, names)}"
         )

@@ -4,7 +4,7 @@ computed before training and then read from a file.
 
 import gc
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from hashlib import blake2b, sha256
 from pathlib import Path
 from pickle import UnpicklingError
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rft.actor.base import ColumnModel, Columns, ModelContext, ModelOptions, TrainableModel
 from rft.actor.lora.adapters import Adapters
+from rft.actor.optim.ema import swapped
 from rft.batch.columns import lengths
 from rft.logger.disk import replacing
 from rft.strategy.gather import WHOLE, GatherOptions
@@ -42,20 +43,9 @@ class AdapterReference(ColumnModel):
         assert other is self.policy
         self._kept = [tensor.clone() for _, tensor in self._adapters.tensors()]
 
-    @contextmanager
-    def _in_place(self) -> Iterator[None]:
-        self._exchange()
-        try:
-            yield
-        finally:
-            self._exchange()
-
-    @torch.no_grad()
-    def _exchange(self) -> None:
-        for kept, (_, tensor) in zip(self._kept, self._adapters.tensors(), strict=True):
-            other = tensor.clone()
-            tensor.copy_(kept)
-            kept.copy_(other)
+    def _in_place(self) -> AbstractContextManager[None]:
+        current = (tensor for _, tensor in self._adapters.tensors())
+        return swapped(list(zip(self._kept, current, strict=True)))
 
     def compute_outputs(
         self, batch: TensorDict, outputs: tuple[str, ...], temperature: float, dummy: TensorDict | None
@@ -177,11 +167,11 @@ def damage(file: Path) -> str | None:
 
 def digest(columns: Mapping[str, Tensor]) -> str:
     """A hash of tensors on the CPU, with their names, types and shapes."""
-    found = sha256()
+    hasher = sha256()
     for name, column in columns.items():
-        found.update(f"{name} {column.dtype} {tuple(column.shape)} ".encode())
-        found.update(column.reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        hasher.update(f"{name} {column.dtype} {tuple(column.shape)} ".encode())
+        hasher.update(column.reshape(-1).view(torch.uint8).numpy().data)
+    return hasher.hexdigest()
 
 
 def row_keys(batch: TensorDict) -> list[bytes]:

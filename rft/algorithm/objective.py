@@ -193,14 +193,14 @@ class Objective:
         main = term is self.terms[0]
         if main and self.mask is not None:
             given = [torch.where(over(batch["gradient_mask"], column), column, column.detach()) for column in given]
-        found = term.plugin(*given, rows)
+        result = term.plugin(*given, rows)
         unit = term.plugin.facts.unit
         weights = batch["loss_weights"] if unit == "token" else batch["unit_weights"]
-        if not (isinstance(found, tuple) and [type(part) for part in found] == [Tensor, dict]):
+        if not (isinstance(result, tuple) and [type(part) for part in result] == [Tensor, dict]):
             raise FunctionError(
-                f"{term.plugin.title} returned {spell_type(found)}; it must return (tensor, statistics)"
+                f"{term.plugin.title} returned {spell_type(result)}; it must return (tensor, statistics)"
             )
-        loss, statistics = found
+        loss, statistics = result
         if loss.shape != weights.shape:
             each = "token" if unit == "token" else "row"
             raise FunctionError(
@@ -243,7 +243,7 @@ class Objective:
 
     def spoilt_rows(self, outputs: dict[str, Tensor], batch: TensorDict) -> dict[str, list[int]]:
         """Rows whose loss, or whose gradient of it, is not finite, by the name of the term."""
-        found: dict[str, list[int]] = {}
+        spoilt: dict[str, list[int]] = {}
         trajectories = trajectories_of(batch)
         for term in self.terms:
             leaves = {name: outputs[name].clone().requires_grad_() for name in term.plugin.facts.outputs}
@@ -255,8 +255,8 @@ class Objective:
             for name, parts in values.items():
                 finite = [part.isfinite().reshape(len(batch), -1).all(1) for part in parts]  # (B,) each
                 if rows := (~torch.stack(finite).all(0)).nonzero()[:, 0].tolist():
-                    found[name] = rows
-        return found
+                    spoilt[name] = rows
+        return spoilt
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class Gradient:
     Attributes:
         relation: `exact`: the same vector. `scaled`: a positive constant times it. `near`: an angle apart from it.
             `none`: zero, whatever the target.
-        target: the objective that is maximised, by its name in `rft.algorithm.certificate.objectives`. For an advantage
+        target: the objective that is maximised, by its name in `rft.algorithm.certificate.measure`. For an advantage
             or an aggregation the relation holds in expectation. For a loss it holds at every token of
             given rows if the target is one of the `SURROGATES` there, and in expectation otherwise.
         factor: of `scaled`, where it is known: the constant for groups of n rows.

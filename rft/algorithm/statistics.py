@@ -5,36 +5,43 @@ So what selects tokens sums integers alone: sums of integers do not depend on th
 """
 
 import torch
+from tensordict import TensorDict
 from torch import Tensor
 
 from rft.algorithm.registries import AllSum
+from rft.batch.counter_rng import token_draws
 
 
-def deviations(values: Tensor, mask: Tensor, all_sum: AllSum) -> tuple[Tensor, Tensor, Tensor]:
-    """Count, mean and sum of squared deviations of the values under a mask, over all ranks, float64 scalars."""
+def deviations(values: Tensor, mask: Tensor | None, all_sum: AllSum) -> tuple[Tensor, Tensor, Tensor]:
+    """Count, mean and sum of squared deviations of the values under a mask, over all ranks, float64 scalars.
+
+    Args:
+        mask: of the shape of the values; None: all of them count.
+    """
+    mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
     values = torch.where(mask, values.double(), 0.0)
     count, total = all_sum(torch.stack([mask.sum().double(), values.sum()])).unbind()
     mean = total / count.clamp(min=1)
     return count, mean, all_sum(torch.where(mask, (values - mean).square(), 0.0).sum())
 
 
-def moments(values: Tensor, mask: Tensor, all_sum: AllSum) -> tuple[Tensor, Tensor]:
+def moments(values: Tensor, mask: Tensor | None, all_sum: AllSum) -> tuple[Tensor, Tensor]:
     """Mean and variance (ddof 1; 0 of a single value) of the values under a mask, over all ranks, float64 scalars."""
     count, mean, squares = deviations(values, mask, all_sum)
     return mean, squares / (count - 1).clamp(min=1)
 
 
-def whitened(values: Tensor, mask: Tensor, all_sum: AllSum) -> Tensor:
+def whitened(values: Tensor, mask: Tensor | None, all_sum: AllSum) -> Tensor:
     """(x - mean) / sqrt(var + 1e-8) under the mask, statistics over all ranks; zero outside it.
 
     Args:
         values: (B, T).
-        mask: (B, T) bool.
+        mask: (B, T) bool; None: all of them count.
         all_sum: sum over ranks; called twice, on every rank.
     """
     mean, variance = moments(values, mask, all_sum)
     white = (values.double() - mean) * (variance + 1e-8).rsqrt()
-    return torch.where(mask, white, 0.0).to(values.dtype)
+    return (white if mask is None else torch.where(mask, white, 0.0)).to(values.dtype)
 
 
 LARGEST = torch.iinfo(torch.int64).max
@@ -62,7 +69,7 @@ def crossing(keys: Tensor, weights: Tensor, limit: int | Tensor, all_sum: AllSum
         int64 scalar; the largest int64 if the limit is never passed.
     """
     keys, weights = keys.flatten() ^ SMALLEST, weights.flatten()  # the order of unsigned numbers
-    found = keys.new_zeros(())
+    key = keys.new_zeros(())
     before = keys.new_zeros(())
     for shift in range(56, -1, -8):
         bytes_ = (keys >> shift) & 255
@@ -73,9 +80,15 @@ def crossing(keys: Tensor, weights: Tensor, limit: int | Tensor, all_sum: AllSum
             return keys.new_tensor(LARGEST)
         byte = over[0]
         before = totals[byte] - sums[byte]
-        found = found | (byte << shift)
+        key = key | (byte << shift)
         weights = torch.where(bytes_ == byte, weights, 0)
-    return found ^ SMALLEST
+    return key ^ SMALLEST
+
+
+def draws_of(batch: TensorDict, seed: int) -> Tensor:
+    """Random numbers, one for every token (B, T): a function of the seed, the unit of the row and the column."""
+    keep = batch["loss_mask"]
+    return token_draws(seed, batch["unit"], torch.arange(keep.shape[1], device=keep.device))
 
 
 def largest(values: Tensor, mask: Tensor, count: int | Tensor, draws: Tensor, all_sum: AllSum) -> Tensor:

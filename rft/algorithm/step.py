@@ -31,7 +31,7 @@ class ComputesColumns(Protocol):
     def compute(
         self, batch: TensorDict, outputs: tuple[str, ...], temperature: float, dummy: TensorDict | None = None
     ) -> dict[str, Tensor]:
-        """See `rft.actor.base.ColumnModel.compute`."""
+        """Columns of the batch without gradients, as `rft.actor.base.ColumnModel.compute` does."""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ EQUIVALENT = {
     ): "outside `loss_mask` the loss is 0, below any bound, and r is 1",
     ("loss.clip.clipped", "advantages = torch.where(batch['loss_mask'] | True, batch['advantages'], 0.0)"): "as above",
     ("loss.clip.clipped", "advantages = torch.where(batch['loss_mask'], batch['advantages'], 1.0)"): "as above",
-    ("loss.clip._draws", "keep = batch['loss_mask'] | True"): SHAPE_ALONE,
+    ("statistics.draws_of", "keep = batch['loss_mask'] | True"): SHAPE_ALONE,
     (
         "loss.clip.select_clip_cov",
         "difference = log_ratio(logprobs, batch['old_logprobs'], keep | True)",

@@ -40,11 +40,11 @@ class MediaInputs:
     def all_tensors(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
         """The tensors with those of the probe, floating-point ones in the dtype of the model."""
         probe = self.facts.probe.media if self.with_probe else None
-        found = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
         for name, tensor in (probe or {}).items():
-            found[name] = torch.cat([found[name], tensor.to(device)]) if name in found else tensor.to(device)
-        found = {name: tensor[None] if name in self.facts.stacked else tensor for name, tensor in found.items()}
-        return {name: t.to(dtype) if t.is_floating_point() else t for name, t in found.items()}
+            tensors[name] = torch.cat([tensors[name], tensor.to(device)]) if name in tensors else tensor.to(device)
+        tensors = {name: tensor[None] if name in self.facts.stacked else tensor for name, tensor in tensors.items()}
+        return {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
 
 
 def probe_columns(probe: EncodedText, names: Iterable[str], device: torch.device) -> dict[str, Tensor]:
@@ -98,8 +98,8 @@ def row_positions(
         rows: the B numbers of all rows.
     """
     columns = {name: column[rows] for name, column in tokens.items() if name != "attention_mask"}
-    found = own_positions(backbone, columns, media)
-    return None if found is None else found[0][:, torch.tensor(rows).argsort()]
+    counted = own_positions(backbone, columns, media)
+    return None if counted is None else counted[0][:, torch.tensor(rows).argsort()]
 
 
 def media_elements(batch: TensorDict) -> Tensor:
@@ -210,25 +210,25 @@ def run_backbone(
     ids = columns["input_ids"]
     probe: dict[str, Tensor] = {}
     tensors: dict[str, Tensor] = {}
-    own = None  # (n, B, T)
+    positions = None  # (n, B, T)
     if media is not None:
         module: Any = backbone
         embeddings = module.get_input_embeddings()
-        tensors, own = media.all_tensors(embeddings.weight.dtype, ids.device), media.positions
+        tensors, positions = media.all_tensors(embeddings.weight.dtype, ids.device), media.positions
         if media.with_probe:
             probe = _probe_inputs(backbone, media.facts.probe, columns, ids.device)
     if layout is None:
         padded = {name: _with_row(column, probe.get(name)) for name, column in columns.items()}
         behind = probe.get("position_ids")
-        if own is None and behind is not None:
-            own = torch.arange(ids.shape[1], device=ids.device).expand(len(behind), *ids.shape)
-        if own is not None:
-            padded["position_ids"] = _with_row(own, behind)
+        if positions is None and behind is not None:
+            positions = torch.arange(ids.shape[1], device=ids.device).expand(len(behind), *ids.shape)
+        if positions is not None:
+            padded["position_ids"] = _with_row(positions, behind)
         states = hidden_states(backbone, **padded, **tensors)[: len(ids), : ids.shape[1]]
         return states.flatten(0, 1), torch.arange(ids.numel(), device=ids.device).view(ids.shape)
     if layout.shard is None:
         packed = {name: column.flatten()[layout.source] for name, column in columns.items()}
-        packed |= {"position_ids": layout.positions if own is None else own.flatten(1)[:, layout.source]}
+        packed |= {"position_ids": layout.positions if positions is None else positions.flatten(1)[:, layout.source]}
     else:
         packed = layout.shard.tokens
     if probe:
@@ -278,8 +278,8 @@ def _probe_inputs(
     """
     columns = probe_columns(probe, names, torch.device("cpu"))
     del columns["attention_mask"]
-    if (own := own_positions(backbone, columns, probe.media or {})) is not None:
-        columns["position_ids"] = own[0]
+    if (positions := own_positions(backbone, columns, probe.media or {})) is not None:
+        columns["position_ids"] = positions[0]
     return {name: to_device(column, device) for name, column in columns.items()}
 
 
@@ -299,7 +299,7 @@ def _packed_with_probe(
     behind = probe["position_ids"][:, 0] if "position_ids" in probe else torch.arange(size, device=positions.device)
     if positions.dim() < behind.dim():
         positions = positions.expand(len(behind), -1)
-    found = {name: torch.cat([column, probe[name][0]]) for name, column in packed.items() if name != "position_ids"}
-    found["position_ids"] = torch.cat([positions, behind.expand(*positions.shape[:-1], -1)], -1)
+    columns = {name: torch.cat([column, probe[name][0]]) for name, column in packed.items() if name != "position_ids"}
+    columns["position_ids"] = torch.cat([positions, behind.expand(*positions.shape[:-1], -1)], -1)
     segments = (*layout.segments, PackedSegment(1, size))
-    return found, PackedLayout(layout.source, layout.place, layout.positions, segments, layout.shard)
+    return columns, PackedLayout(layout.source, layout.place, layout.positions, segments, layout.shard)

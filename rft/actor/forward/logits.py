@@ -34,8 +34,8 @@ def forbidden_tokens(size: int, tokenizer: PreTrainedTokenizerBase, media: Media
         tokenizer: of the policy. One without tokens (`mode=plan`) leaves all ids.
         media: of the policy's processor; None for a model of text.
     """
-    known = _ids(tokenizer, len(tokenizer))
-    without = set(range(size)) - known if known else set()
+    with_token = _ids(tokenizer, len(tokenizer))
+    without = set(range(size)) - with_token if with_token else set()
     placeholders = () if media is None else media.placeholders
     return tuple(sorted(without | {token for token in placeholders if token < size}))
 
@@ -183,8 +183,8 @@ class LogitBlocks:
         end = min(part.stop, len(self.weight))
         if end <= first:
             return None
-        own = self.forbidden[max(0, part.start - first) : end - first]
-        return nn.functional.pad(own, (end - part.start - len(own), 0))
+        summands = self.forbidden[max(0, part.start - first) : end - first]
+        return nn.functional.pad(summands, (end - part.start - len(summands), 0))
 
 
 def on_tensor_cores(hidden: Tensor, weight: Tensor, device_type: str) -> bool:

@@ -107,12 +107,12 @@ class Lora:
                 f"{key}.path: the adapter has a {varied[0]}, with which none trains on; merge it with "
                 "scripts/convert.py merge"
             )
-        own = {"rank": self.rank, "alpha": self.alpha, "rslora": self.rslora}
+        options = {"rank": self.rank, "alpha": self.alpha, "rslora": self.rslora}
         stored = {option: continued.options.get(name, False) for option, name in PEFT_NAMES.items()}
-        for option in own:
-            if own[option] != stored[option]:
+        for option in options:
+            if options[option] != stored[option]:
                 raise ValueError(
-                    f"{key}.lora.{option}={own[option]}: the adapter of {key}.path has {stored[option]}; set "
+                    f"{key}.lora.{option}={options[option]}: the adapter of {key}.path has {stored[option]}; set "
                     f"{key}.lora.{option}={str(stored[option]).lower()}, or merge it with scripts/convert.py merge"
                 )
         if differing := sorted(continued.layers.keys() ^ set(names)):
@@ -138,16 +138,16 @@ class Lora:
             return names
         chosen = set()
         for pattern in self.targets:
-            found = {name for name in (*names, *head) if fnmatchcase(f".{name}", f"*.{pattern}")}
-            if not found:
+            matching = {name for name in (*names, *head) if fnmatchcase(f".{name}", f"*.{pattern}")}
+            if not matching:
                 ends = ", ".join(sorted({name.rpartition(".")[2] for name in names}))
                 raise ValueError(f"{key}.lora.targets: {pattern!r} is no linear layer of the model (there are: {ends})")
-            if found & set(head):
+            if matching & set(head):
                 raise ValueError(
                     f"{key}.lora.targets: {pattern!r} takes in the head, whose weight the log-probabilities are "
                     "computed with directly: an adapter would not be seen; name other layers, or set all-linear"
                 )
-            chosen |= found
+            chosen |= matching
         return [name for name in names if name in chosen]
 
     def add(
@@ -280,7 +280,7 @@ class LoraWeights(Iterable[tuple[str, Tensor]]):
         return self.gather(self.adapters.merged(), self.options)
 
     def base(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Adapters.base`."""
+        """The whole weights that the adapters are to be merged into."""
         return self.gather(self.adapters.base(), self.options)
 
     def alone(self) -> Iterator[tuple[str, Tensor]]:

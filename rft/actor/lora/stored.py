@@ -62,7 +62,7 @@ class StoredAdapter:
         """
         left = load_file(self.file)
         names = [name.removesuffix(".lora_A.weight") for name in left if name.endswith(".lora_A.weight")]
-        found = {
+        matrices = {
             name.removeprefix(PREFIX): (left.pop(f"{name}.lora_A.weight"), left.pop(f"{name}.lora_B.weight"))
             for name in names
         }
@@ -71,7 +71,7 @@ class StoredAdapter:
                 f"{self.path}: {sorted(left)[0]} is no adapter of a linear layer; merge it with scripts/convert.py "
                 "merge, or with peft"
             )
-        return found
+        return matrices
 
     @property
     def dtype(self) -> torch.dtype:

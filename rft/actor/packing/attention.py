@@ -25,22 +25,22 @@ from rft.actor.loading.stand_ins import random_numbers, stand_ins
 from rft.actor.packing.kernels.base import AttentionKernel, AttentionNeeds, AttentionRule
 from rft.actor.packing.kernels.operator import attend_opaque, register
 from rft.actor.packing.kernels.sdpa import SdpaKernel, attend_rows
-from rft.actor.packing.layout import PackedLayout, PackedSegment, pack_layout
+from rft.actor.packing.layout import PackedLayout, PackedSegment, Segments, pack_layout
 from rft.batch.encoded import EncodedText, MediaFacts
 
 RECURRENT = "linear_attention"  # the type of such a layer in a config
 
 
 def separate_rows(part: nn.Module) -> list[nn.Module]:
-    """Lets the recurrent layers of a language model compute packed rows each for itself; returns these modules.
+    """Lets the layers layers of a language model compute packed rows each for itself; returns these modules.
 
     They are those with a convolution over the tokens. They need `layout` among their arguments.
     """
-    found = [module for module in part.modules() if any(isinstance(child, nn.Conv1d) for child in module.children())]
-    for module in found:
+    layers = [module for module in part.modules() if any(isinstance(child, nn.Conv1d) for child in module.children())]
+    for module in layers:
         plain: Any = type(module)  # mypy takes no class for hashable
         module.__class__ = _separating(plain)  # as FSDP does: copies of the module keep it
-    return found
+    return layers
 
 
 @cache
@@ -53,8 +53,8 @@ def _separating(plain: Any) -> Any:
             return plain.forward(self, hidden_states, **options)
         parts = hidden_states[0].split([segment.rows * segment.length for segment in layout.segments])
         results = []
-        for own, segment in zip(parts, layout.segments, strict=True):
-            rows = _rows(own, segment, parts)
+        for tokens, segment in zip(parts, layout.segments, strict=True):
+            rows = _rows(tokens, segment, parts)
             states = plain.forward(self, rows, **options)
             results.append(states[:, -segment.length :].flatten(0, 1))
         return torch.cat(results)[None]
@@ -62,9 +62,9 @@ def _separating(plain: Any) -> Any:
     return type(plain.__name__, (plain,), {"forward": forward, "__module__": plain.__module__})
 
 
-def _rows(own: Tensor, segment: PackedSegment, parts: tuple[Tensor, ...]) -> Tensor:
+def _rows(tokens: Tensor, segment: PackedSegment, parts: tuple[Tensor, ...]) -> Tensor:
     """The rows of a segment as a batch (rows, P + length, D), behind the prefix that they share."""
-    rows = own.unflatten(0, (segment.rows, segment.length))
+    rows = tokens.unflatten(0, (segment.rows, segment.length))
     if segment.prefix is None:
         return rows
     return torch.cat((parts[segment.prefix].expand(segment.rows, -1, -1), rows), 1)
@@ -173,9 +173,7 @@ class _Recorder(SdpaKernel):
     def __init__(self) -> None:
         self.calls: list[tuple[Tensor, Tensor, Tensor, AttentionRule]] = []
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, segments: tuple[PackedSegment, ...], rule: AttentionRule
-    ) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, segments: Segments, rule: AttentionRule) -> Tensor:
         self.calls.append((query, key, value, rule))
         return super().attend(query, key, value, segments, rule)
 

@@ -33,6 +33,9 @@ class PackedSegment:
     prefix: int | None = None
 
 
+Segments = tuple[PackedSegment, ...]  # of a packed sequence, in order
+
+
 @dataclass(frozen=True)
 class SequenceShard:
     """This rank's tokens of a sequence that its group has joined, and the logits that it computes for the group.
@@ -89,7 +92,7 @@ class PackedLayout:
         source: Tensor,
         place: Tensor,
         positions: Tensor,
-        segments: tuple[PackedSegment, ...],
+        segments: Segments,
         shard: SequenceShard | None = None,
     ) -> None:
         self.source = source
@@ -105,7 +108,7 @@ class PackedLayout:
         return PackedLayout(source, place, positions, self.segments, self.shard and self.shard.to(device))
 
 
-def segment_table(segments: tuple[PackedSegment, ...]) -> Tensor:
+def segment_table(segments: Segments) -> Tensor:
     """Segments as a tensor (3 S,) int64 in host memory: rows, length, and prefix or -1 of each.
 
     The compiler compiles again for other Python values, and not for another tensor.
@@ -113,7 +116,7 @@ def segment_table(segments: tuple[PackedSegment, ...]) -> Tensor:
     return torch.tensor([n for s in segments for n in (s.rows, s.length, -1 if s.prefix is None else s.prefix)])
 
 
-def table_segments(table: Tensor) -> tuple[PackedSegment, ...]:
+def table_segments(table: Tensor) -> Segments:
     """The segments of a `segment_table`."""
     numbers = table.view(-1, 3).tolist()
     return tuple(PackedSegment(rows, length, None if prefix < 0 else prefix) for rows, length, prefix in numbers)

@@ -48,7 +48,7 @@ def group_norm(
     if scale == "group":
         advantage = advantage / (group.std + EPSILON)
     elif scale == "batch":
-        _, variance = moments(scores, torch.ones_like(scores, dtype=torch.bool), all_sum)
+        _, variance = moments(scores, None, all_sum)
         advantage = advantage / (variance.sqrt() + EPSILON)
     return {"advantages": spread(advantage, scores, batch)}
 
@@ -73,10 +73,8 @@ def rloo(scores: Tensor, rewards: Tensor, batch: TensorDict) -> dict[str, Tensor
 )
 def rloo_whitened(scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum) -> dict[str, Tensor]:
     """`rloo`, whitened over the rows of all ranks, whatever their lengths."""
-    advantage = _left_out(scores, batch).double()
-    return {
-        "advantages": spread(whitened(advantage, torch.ones_like(advantage, dtype=torch.bool), all_sum), scores, batch)
-    }
+    advantage = whitened(_left_out(scores, batch).double(), None, all_sum)
+    return {"advantages": spread(advantage, scores, batch)}
 
 
 def _left_out(scores: Tensor, batch: TensorDict) -> Tensor:
@@ -128,7 +126,7 @@ def gdpo(
     for term, weight in term_weights.items():
         group = group_statistics(batch["terms", term], batch["group"])
         total += weight * group.centred / (group.std + EPSILON)
-    return {"advantages": spread(whitened(total, torch.ones_like(total, dtype=torch.bool), all_sum), scores, batch)}
+    return {"advantages": spread(whitened(total, None, all_sum), scores, batch)}
 
 
 def spread(advantage: Tensor, scores: Tensor, batch: TensorDict) -> Tensor:

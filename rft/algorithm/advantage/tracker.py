@@ -25,7 +25,7 @@ def spo(scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum) 
     """
     trained = batch["loss_mask"].any(-1)  # (B,)
     advantage = whitened(scores.double() - batch["baseline_scores"].double(), trained, all_sum)
-    return {"advantages": torch.where(batch["loss_mask"], advantage.to(scores.dtype)[:, None], 0.0)}  # (B, T)
+    return {"advantages": spread(advantage, scores, batch)}
 
 
 class AgentBaselines:

@@ -117,5 +117,5 @@ def _number(*columns: Tensor) -> Tensor:
 
 
 def _compared(values: Tensor, group: Tensor, scale: str) -> Tensor:
-    found = group_statistics(values, group)
-    return found.centred / (found.std + EPSILON) if scale == "group" else found.centred
+    statistics = group_statistics(values, group)
+    return statistics.centred / (statistics.std + EPSILON) if scale == "group" else statistics.centred

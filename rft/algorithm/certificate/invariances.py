@@ -38,7 +38,7 @@ def well_formed(plugin: Plugin, kind: Kind) -> bool:
 
 def repetition(plugin: Plugin, kind: Kind) -> bool:
     """The same rows have the same result again: the function remembers nothing, and draws from no global generator."""
-    first, second = ({**found.columns, **found.sums} for found in (_outcome(plugin, kind), _outcome(plugin, kind)))
+    first, second = ({**each.columns, **each.sums} for each in (_outcome(plugin, kind), _outcome(plugin, kind)))
     return all(torch.equal(second[name], first[name]) for name in first)
 
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from rft.algorithm.divergence import LARGEST_LOG_RATIO, k3, log_ratio, ratio
 from rft.algorithm.registries import LOSSES, AllSum, Gradient, Unreduced
-from rft.algorithm.statistics import exact_mean, largest, share_of, up_to_mean
-from rft.batch.counter_rng import token_draws
+from rft.algorithm.statistics import draws_of, exact_mean, largest, share_of, up_to_mean
 from rft.ranges import ClipBound, Fraction, NonNegativeFloat, Range
 
 
@@ -136,11 +135,6 @@ def covariances(logprobs: Tensor, batch: TensorDict, all_sum: AllSum) -> Tensor:
     return (advantages.double() - mean_advantage) * (logprobs.double() - mean_logprob)
 
 
-def _draws(batch: TensorDict, seed: int) -> Tensor:
-    keep = batch["loss_mask"]
-    return token_draws(seed, batch["unit"], torch.arange(keep.shape[1], device=keep.device))
-
-
 def select_clip_cov(
     logprobs: Tensor,
     batch: TensorDict,
@@ -160,7 +154,7 @@ def select_clip_cov(
     free = keep & (clips["clip/low"] + clips["clip/high"] == 0)
     covariance = covariances(logprobs, batch, all_sum)
     fits = free & (covariance > cov_low) & (covariance < cov_high)
-    draws = _draws(batch, seed)
+    draws = draws_of(batch, seed)
     return {"cov_clipped": largest(draws, fits, share_of(share, keep, all_sum), draws, all_sum)}
 
 
@@ -207,7 +201,7 @@ def select_kl_cov(
     keep = batch["loss_mask"]
     covariance = covariances(logprobs, batch, all_sum)
     count = share_of(share, keep, all_sum)
-    return {"cov_penalized": largest(covariance, keep, count, _draws(batch, seed), all_sum)}
+    return {"cov_penalized": largest(covariance, keep, count, draws_of(batch, seed), all_sum)}
 
 
 @LOSSES.register(

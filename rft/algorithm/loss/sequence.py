@@ -53,8 +53,8 @@ def gspo_token(logprobs: Tensor, batch: TensorDict, *, clip_low: Fraction, clip_
     """
     difference = log_ratio(logprobs, batch["old_logprobs"], batch["loss_mask"])  # (B, T)
     s = ratio(row_mean(difference.detach(), batch["loss_mask"]))[:, None]  # (B, 1)
-    own = (difference - difference.detach()).exp()  # (B, T), all ones
-    return clipped(s * own, difference, batch, clip_low, clip_high, dual_clip=None)
+    token_ratio = (difference - difference.detach()).exp()  # (B, T), all ones
+    return clipped(s * token_ratio, difference, batch, clip_low, clip_high, dual_clip=None)
 
 
 @LOSSES.register(

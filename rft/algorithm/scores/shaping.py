@@ -199,7 +199,7 @@ def running_norm(
         center: subtracts the mean.
         scale: divides by the standard deviation.
     """
-    state.update(*(float(number) for number in deviations(scores, _every(scores), all_sum)))
+    state.update(*(float(number) for number in deviations(scores, None, all_sum)))
     return normalized(scores, state.mean, state.std, center, scale)
 
 
@@ -211,7 +211,7 @@ def batch_norm(scores: Tensor, batch: TensorDict, *, all_sum: AllSum, center: bo
         center: subtracts the mean.
         scale: divides by the standard deviation.
     """
-    mean, variance = moments(scores, _every(scores), all_sum)
+    mean, variance = moments(scores, None, all_sum)
     return normalized(scores, mean, variance.sqrt(), center, scale)
 
 
@@ -242,10 +242,6 @@ def normalized(scores: Tensor, mean: Tensor | float, std: Tensor | float, center
     equal = std <= ROUNDING * mean.abs()
     shaped = torch.where(equal, 0.0, scores.double() - mean) if center else scores.double()
     return (shaped / torch.where(equal, 1.0, std + EPSILON) if scale else shaped).to(scores.dtype)
-
-
-def _every(scores: Tensor) -> Tensor:
-    return torch.ones_like(scores, dtype=torch.bool)
 
 
 def token_rewards(scores: Tensor, keep: Tensor, kl: Tensor | None, coef: float) -> tuple[Tensor, Tensor]:

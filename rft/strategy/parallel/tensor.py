@@ -209,8 +209,8 @@ def tp_plan(backbone: PreTrainedModel, group: TensorParallel, key: str) -> list[
             for style in (FIRST, LAST)
         )
         holders = {f"{owner}.{name.partition('.')[0]}" for name, _ in module.named_parameters()}
-        known = all(styles.get(name) is not None for name in holders) and None not in (first | last).values()
-        if not known or not first or len(last) != 1:
+        complete = all(styles.get(name) is not None for name in holders) and None not in (first | last).values()
+        if not complete or not first or len(last) != 1:
             refuse(f"its {owner} is not made of linear layers that its plan knows")
         columns, (row,) = [layer for layer in first.values() if layer], [layer for layer in last.values() if layer]
         for name, layer in zip(first, columns, strict=True):

@@ -15,8 +15,7 @@ from rft.actor.forward.backbone import (
 from rft.actor.heads import LanguageNetwork
 from rft.actor.lora.adapters import linear_layers
 from rft.actor.packing.attention import use_packed_attention, use_padded_attention
-from rft.actor.packing.cost import model_cost, row_work
-from rft.actor.packing.micro_batches import MicroBatcher
+from rft.actor.packing.micro_batches import MicroBatcher, model_cost, row_work
 from rft.batch.media import concat_media, media_entries
 from rft.distributed import start
 from tests.e2e.host_waits import HostWaits

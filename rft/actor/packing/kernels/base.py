@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rft.actor.packing.layout import PackedSegment
+from rft.actor.packing.layout import Segments
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,7 @@ class AttentionKernel(ABC):
         return None
 
     @abstractmethod
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, segments: tuple[PackedSegment, ...], rule: AttentionRule
-    ) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, segments: Segments, rule: AttentionRule) -> Tensor:
         """Every row attends to itself causally, and to the prefix that its group shares. Differentiable.
 
         Args:
@@ -95,7 +93,7 @@ class AttentionKernel(ABC):
         """
 
     def attend_forward(
-        self, query: Tensor, key: Tensor, value: Tensor, segments: tuple[PackedSegment, ...], rule: AttentionRule
+        self, query: Tensor, key: Tensor, value: Tensor, segments: Segments, rule: AttentionRule
     ) -> tuple[Tensor, Tensor]:
         """The result of `attend`, and the log-sum-exp (heads, N) in float32; (heads, 0) where it is not kept."""
         return self.attend(query, key, value, segments, rule), query.new_empty(query.shape[1], 0, dtype=torch.float32)
@@ -108,7 +106,7 @@ class AttentionKernel(ABC):
         value: Tensor,
         out: Tensor,
         lse: Tensor,
-        segments: tuple[PackedSegment, ...],
+        segments: Segments,
         rule: AttentionRule,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """The gradients of query, key, value and sinks; a kernel that keeps nothing computes its forward again.
@@ -123,5 +121,5 @@ class AttentionKernel(ABC):
 
         sinks = () if rule.sinks is None else (rule.sinks,)
         pull: Any = torch.func.vjp(again, query, key, value, *sinks)[1]  # inside an operator autograd itself is off
-        found = pull(gradient)
-        return found[0], found[1], found[2], found[3] if sinks else None
+        gradients = pull(gradient)
+        return gradients[0], gradients[1], gradients[2], gradients[3] if sinks else None

@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from rft.actor.packing.kernels.base import AttentionKernel, AttentionNeeds, AttentionRule
-from rft.actor.packing.layout import PackedSegment
+from rft.actor.packing.layout import Segments
 from rft.batch.device import to_device
 from rft.strategy.attention import FLASH_PACKAGES, flash_package
 
@@ -67,7 +67,7 @@ class RowsCall:
 
 @lru_cache(maxsize=8)  # the layers of a forward share them
 def rows_calls(
-    segments: tuple[PackedSegment, ...],
+    segments: Segments,
     window: int | None,
     scaling: float,
     softcap: float | None,
@@ -79,7 +79,7 @@ def rows_calls(
     among its own keys.
     """
     places = torch.arange(sum(segment.rows * segment.length for segment in segments))
-    own = places.split([segment.rows * segment.length for segment in segments])  # of each segment
+    segment_places = places.split([segment.rows * segment.length for segment in segments])  # of each segment
     before = [0 if segment.prefix is None else segments[segment.prefix].length for segment in segments]
     rows = [segment.length for segment in segments for _ in range(segment.rows)]
     totals = [length + segment.length for length, segment in zip(before, segments, strict=True)]  # keys of a row
@@ -115,16 +115,16 @@ def rows_calls(
     if window is not None and behind:
         keys = [
             part
-            for segment, parts in zip(segments, own, strict=True)
+            for segment, parts in zip(segments, segment_places, strict=True)
             for row in parts.split(segment.length)
-            for part in ((row,) if segment.prefix is None else (own[segment.prefix], row))
+            for part in ((row,) if segment.prefix is None else (segment_places[segment.prefix], row))
         ]
         key_lengths = [total for total, segment in zip(totals, segments, strict=True) for _ in range(segment.rows)]
         return (call([], keys, rows, key_lengths, True),)
     calls = [call([], [], rows, rows, True)]
     if behind:
-        queries = [torch.cat([own[number] for number in numbers]) for numbers in behind.values()]
-        prefixes = [own[number] for number in behind]
+        queries = [torch.cat([segment_places[number] for number in numbers]) for numbers in behind.values()]
+        prefixes = [segment_places[number] for number in behind]
         lengths = [[len(part) for part in parts] for parts in (queries, prefixes)]
         calls.append(call(queries, prefixes, lengths[0], lengths[1], False))
     return tuple(calls)
@@ -136,7 +136,6 @@ class RowsKernel(AttentionKernel):
     keeps_lse: ClassVar[bool] = True
 
     def refuses(self, needs: AttentionNeeds) -> str | None:
-        """See `AttentionKernel.refuses`."""
         return f"heads of {needs.width} numbers: at most {WIDEST}" if needs.width > WIDEST else None
 
     @abstractmethod
@@ -158,15 +157,12 @@ class RowsKernel(AttentionKernel):
             out, lse: of all calls, merged.
         """
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, segments: tuple[PackedSegment, ...], rule: AttentionRule
-    ) -> Tensor:
-        """See `AttentionKernel.attend`."""
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, segments: Segments, rule: AttentionRule) -> Tensor:
         out: Tensor = _Attend.apply(query, key, value, rule.sinks, self, segments, rule)
         return out
 
     def attend_forward(
-        self, query: Tensor, key: Tensor, value: Tensor, segments: tuple[PackedSegment, ...], rule: AttentionRule
+        self, query: Tensor, key: Tensor, value: Tensor, segments: Segments, rule: AttentionRule
     ) -> tuple[Tensor, Tensor]:
         """See `AttentionKernel.attend_forward`.
 
@@ -179,9 +175,9 @@ class RowsKernel(AttentionKernel):
         for call in others:
             assert call.queries is not None
             more, its_lse = self.forward(q[call.queries], _chosen(k, call.keys), _chosen(v, call.keys), call)
-            own = lse[:, call.queries]
-            both = torch.logaddexp(own, its_lse)
-            merged = out[call.queries] * _weights(own - both) + more * _weights(its_lse - both)
+            lse_before = lse[:, call.queries]
+            both = torch.logaddexp(lse_before, its_lse)
+            merged = out[call.queries] * _weights(lse_before - both) + more * _weights(its_lse - both)
             out = out.index_copy(0, call.queries, merged.to(out.dtype))
             lse = lse.index_copy(1, call.queries, both)
         if rule.sinks is not None:
@@ -197,10 +193,9 @@ class RowsKernel(AttentionKernel):
         value: Tensor,
         out: Tensor,
         lse: Tensor,
-        segments: tuple[PackedSegment, ...],
+        segments: Segments,
         rule: AttentionRule,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """See `AttentionKernel.attend_backward`."""
         width = _padded(query, value)
         q, k, v = (_rows(states, width) for states in (query, key, value))
         out, gradient = (_rows(states.transpose(1, 2), width) for states in (out, gradient))
@@ -210,8 +205,8 @@ class RowsKernel(AttentionKernel):
             its_q, its_k, its_v = (_chosen(states, places) for states, places in zip((q, k, v), where, strict=True))
             its_lse = lse if call.queries is None else lse[:, call.queries].contiguous()
             its_gradient, its_out = (_chosen(states, call.queries) for states in (gradient, out))
-            found = self.backward(its_gradient, its_q, its_k, its_v, its_out, its_lse, call)
-            for number, (part, places) in enumerate(zip(found, where, strict=True)):
+            gradients = self.backward(its_gradient, its_q, its_k, its_v, its_out, its_lse, call)
+            for number, (part, places) in enumerate(zip(gradients, where, strict=True)):
                 sums[number] = _added(sums[number], part, places, (q, k, v)[number])
         sinks_grad = None
         if rule.sinks is not None:  # the sink has probability p and value 0: its logit has the gradient -p (grad . out)
@@ -236,7 +231,7 @@ def _rows(states: Tensor, width: int) -> Tensor:
     return (pad(rows, (0, more)) if more else rows).contiguous()
 
 
-def _calls(query: Tensor, segments: tuple[PackedSegment, ...], rule: AttentionRule) -> tuple[RowsCall, ...]:
+def _calls(query: Tensor, segments: Segments, rule: AttentionRule) -> tuple[RowsCall, ...]:
     scaling = query.shape[3] ** -0.5 if rule.scaling is None else rule.scaling
     return rows_calls(segments, rule.window, scaling, rule.softcap, query.device)
 
@@ -254,7 +249,7 @@ class _Attend(torch.autograd.Function):
         value: Tensor,
         sinks: Tensor | None,
         kernel: RowsKernel,
-        segments: tuple[PackedSegment, ...],
+        segments: Segments,
         rule: AttentionRule,
     ) -> Tensor:
         out, lse = kernel.attend_forward(query, key, value, segments, rule)
@@ -301,7 +296,6 @@ class FlashKernel(RowsKernel):
         self._functions = import_module(package if self.third else f"{package}.flash_attn_interface")
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, call: RowsCall) -> tuple[Tensor, Tensor]:
-        """See `RowsKernel.forward`."""
         options = _options(call) | {"causal": call.causal}
         if self.third:
             out, lse, *_ = self._functions._flash_attn_forward(q, k, v, **options)
@@ -312,7 +306,6 @@ class FlashKernel(RowsKernel):
     def backward(
         self, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: RowsCall
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """See `RowsKernel.backward`."""
         gradients = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         written = dict(zip(("dq", "dk", "dv"), gradients, strict=True))
         options = _options(call) | written | {"deterministic": torch.are_deterministic_algorithms_enabled()}
@@ -345,11 +338,9 @@ class VarlenKernel(RowsKernel):
     implementation: ClassVar[str] = "rft_packed_rows"
 
     def refuses(self, needs: AttentionNeeds) -> str | None:
-        """See `AttentionKernel.refuses`."""
         return "soft-capped logits" if needs.softcap else super().refuses(needs)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, call: RowsCall) -> tuple[Tensor, Tensor]:
-        """See `RowsKernel.forward`."""
         assert call.softcap is None
         lengths = (call.query_ends, call.key_ends, call.longest_query, call.longest_key)
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
@@ -360,7 +351,6 @@ class VarlenKernel(RowsKernel):
     def backward(
         self, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: RowsCall
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """See `RowsKernel.backward`."""
         lengths = (call.query_ends, call.key_ends, call.longest_query, call.longest_key)
         seed = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of dropout, which there is none of
         unused = torch.empty(0, device=q.device)

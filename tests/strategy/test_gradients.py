@@ -1,14 +1,18 @@
-"""Float16: a loss scale that finds its place, skips what overflows and is part of a checkpoint."""
+"""Float16: a loss scale that finds its place, skips what overflows and is part of a checkpoint. The norm of gradients
+on several meshes is that of torch on one.
+"""
 
 import copy
 import math
 
 import pytest
 import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from rft.actor.base import NonFiniteError
 from rft.distributed import start
-from rft.strategy.gradients import LossScale
+from rft.strategy.gradients import LossScale, clip_grad_norm
 from tests.helpers import (
     LENGTHS,
     MODEL,
@@ -140,3 +144,21 @@ def test_a_checkpoint_holds_the_scale(actor):
     actor.load_state_dict(state)
     assert actor.train_state.scale == LossScale(4.0, True, 7)
     assert actor.state_dict()["scale"] == state["scale"]
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 100.0])
+def test_clipped_gradients_are_those_of_torch(max_norm):
+    world = start("cpu")
+    sizes = {(3, 4): Shard(0), (5,): Replicate(), (2, 2): Shard(1)}
+    sharded, plain = [], []
+    for shape, placement in sizes.items():
+        tensor = torch.randn(shape)
+        sharded.append(nn.Parameter(DTensor.from_local(tensor, world.mesh, [placement])))
+        plain.append(nn.Parameter(tensor.clone()))
+        plain[-1].grad = torch.randn(shape)
+        sharded[-1].grad = DTensor.from_local(plain[-1].grad.clone(), world.mesh, [placement])
+    unused = nn.Parameter(torch.zeros(2))
+    found = clip_grad_norm([*sharded, unused], max_norm, world)
+    torch.testing.assert_close(found, nn.utils.clip_grad_norm_(plain, max_norm))
+    for shard, whole in zip(sharded, plain, strict=True):
+        torch.testing.assert_close(shard.grad.full_tensor(), whole.grad)

@@ -6,8 +6,8 @@ from tensordict import TensorDict
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rft.actor.packing.cost import model_cost, model_flops, row_work
 from rft.actor.packing.layout import pack_layout, shared_prefixes
+from rft.actor.packing.micro_batches import model_cost, model_flops, row_work
 from rft.batch.balance import Cost, work
 from rft.batch.collate import collate
 from rft.distributed import start
