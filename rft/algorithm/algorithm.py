@@ -8,11 +8,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm import ADVANTAGES, AGGREGATIONS, GRADIENT_MASKS, LOSSES, SELECTIONS, SHAPINGS
+from rft.algorithm import ADVANTAGES, AGGREGATIONS, GRADIENT_MASKS, LOSSES, SELECTIONS, SHAPINGS, AllRows, AllSum
 from rft.algorithm.divergence import kl_penalty
 from rft.algorithm.objective import Control, Objective, Term, build_control
 from rft.algorithm.options import AlgorithmOptions
-from rft.algorithm.registries import AllRows, AllSum
 from rft.algorithm.roles import ROLES
 from rft.algorithm.scores.groups import both, informative_groups
 from rft.algorithm.scores.shaping import add_turn_rewards, token_rewards

@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm.registries import AllSum
+from rft.algorithm import AllSum
 from rft.batch.counter_rng import token_draws
 
 

@@ -9,8 +9,8 @@ import yaml
 from torch.distributed.checkpoint.stateful import Stateful as TorchStateful
 
 import rft
-from rft.algorithm.objective import AdaptiveKL
-from rft.algorithm.registries import ADVANTAGES, CONTROLS, SHAPINGS
+from rft.algorithm import ADVANTAGES, CONTROLS, SHAPINGS
+from rft.algorithm.loss.terms import AdaptiveKL
 from rft.algorithm.scores.shaping import RunningMoments
 from rft.data.sampler import RowSampler
 from rft.logger.history import WARNINGS

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm.registries import ADVANTAGES, AllSum, Gradient
+from rft.algorithm import ADVANTAGES, AllSum, Gradient
 from rft.algorithm.scores.groups import ROUNDING, best_over_second, group_statistics, weighted_centred
 from rft.algorithm.statistics import moments, whitened
 from rft.ranges import PositiveFloat, Range

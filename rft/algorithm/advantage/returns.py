@@ -9,8 +9,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rft.algorithm import ADVANTAGES, AllSum, Gradient
 from rft.algorithm.divergence import log_ratio
-from rft.algorithm.registries import ADVANTAGES, AllSum, Gradient
 from rft.algorithm.scores.groups import dense_numbers, group_statistics, weighted_centred
 from rft.algorithm.statistics import whitened
 from rft.ranges import Fraction, PositiveFloat

@@ -6,8 +6,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rft.algorithm import ADVANTAGES, AllSum, Gradient
 from rft.algorithm.advantage.group import spread
-from rft.algorithm.registries import ADVANTAGES, AllSum, Gradient
 from rft.algorithm.statistics import whitened
 from rft.ranges import Fraction
 

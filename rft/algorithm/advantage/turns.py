@@ -6,8 +6,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rft.algorithm import ADVANTAGES, Gradient
 from rft.algorithm.advantage.group import EPSILON, spread
-from rft.algorithm.registries import ADVANTAGES, Gradient
 from rft.algorithm.scores.groups import group_statistics
 from rft.ranges import Fraction, NonNegativeFloat, NonNegativeInt
 

@@ -9,8 +9,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rft.algorithm import LOSSES, AllSum, Gradient, Unreduced
 from rft.algorithm.divergence import LARGEST_LOG_RATIO, k3, log_ratio, ratio
-from rft.algorithm.registries import LOSSES, AllSum, Gradient, Unreduced
 from rft.algorithm.statistics import draws_of, exact_mean, largest, share_of, up_to_mean
 from rft.ranges import ClipBound, Fraction, NonNegativeFloat, Range
 

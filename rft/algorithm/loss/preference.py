@@ -12,9 +12,9 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from rft.algorithm import LOSSES, AllSum, Gradient, Unreduced
 from rft.algorithm.divergence import k3, log_ratio
 from rft.algorithm.loss.sequence import row_mean
-from rft.algorithm.registries import LOSSES, AllSum, Gradient, Unreduced
 from rft.algorithm.scores.groups import both
 from rft.algorithm.token_weights.aggregation import divisor, tokens_of_rows
 from rft.ranges import NonNegativeFloat, PositiveFloat, Range

@@ -8,10 +8,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rft.algorithm import LOSSES, Gradient, Unreduced
 from rft.algorithm.divergence import LARGEST_LOG_RATIO, k3, log_ratio, ratio
 from rft.algorithm.loss.clip import clip_statistics, clipped
 from rft.algorithm.loss.soft import reinforced
-from rft.algorithm.registries import LOSSES, Gradient, Unreduced
 from rft.algorithm.scores.groups import dense_numbers
 from rft.ranges import ClipBound, Fraction, NonNegativeFloat, PositiveFloat
 

@@ -12,8 +12,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rft.algorithm import LOSSES, Gradient, Unreduced
 from rft.algorithm.divergence import binary_kl, k3, log_ratio, ratio
-from rft.algorithm.registries import LOSSES, Gradient, Unreduced
 from rft.ranges import ClipBound, Fraction, NonNegativeFloat, PositiveFloat
 
 

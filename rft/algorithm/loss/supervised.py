@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm.registries import LOSSES, Gradient, Unreduced
+from rft.algorithm import LOSSES, Gradient, Unreduced
 from rft.batch.columns import over
 from rft.ranges import NonNegativeFloat, OpenFraction
 

@@ -18,7 +18,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm.registries import SELECTIONS, AllRows
+from rft.algorithm import SELECTIONS, AllRows
 from rft.batch.counter_rng import token_draws
 from rft.ranges import NonNegativeFloat
 

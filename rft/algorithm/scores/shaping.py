@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm.registries import SHAPINGS, AllSum
+from rft.algorithm import SHAPINGS, AllSum
 from rft.algorithm.scores.groups import ROUNDING, dense_numbers, group_statistics
 from rft.algorithm.statistics import deviations, moments
 from rft.ranges import Fraction, NonNegativeFloat, PositiveInt

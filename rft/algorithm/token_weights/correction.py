@@ -19,8 +19,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rft.algorithm import AllSum
 from rft.algorithm.divergence import binary_kl, k1, k2, k3, ratio
-from rft.algorithm.registries import AllSum
 from rft.algorithm.scores.groups import dense_numbers
 from rft.metrics import Metrics
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rft.algorithm.registries import SELECTIONS
+from rft.algorithm import SELECTIONS
 from rft.algorithm.scores.groups import resample_counts
 
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from rft.algorithm.objective import AdaptiveKL, Control, TargetEntropy, build_control
-from rft.algorithm.registries import CONTROLS
+from rft.algorithm import CONTROLS
+from rft.algorithm.loss.terms import AdaptiveKL, TargetEntropy
+from rft.algorithm.objective import Control, build_control
 
 
 def test_a_number_is_a_fixed_coefficient():
