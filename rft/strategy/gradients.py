@@ -2,7 +2,6 @@
 whose tensors are spread over the ranks in different ways.
 """
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rft.distributed import World
+from rft.strategy.gather import shard_count
 
 GROWTH_INTERVAL = 2000
 
@@ -61,7 +61,7 @@ def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float, world: W
     gradients = [parameter.grad for parameter in parameters if isinstance(parameter.grad, DTensor)]
     by_copies: dict[int, list[Tensor]] = {}
     for gradient in gradients:
-        by_copies.setdefault(copies(gradient, world.size), []).append(gradient.to_local())
+        by_copies.setdefault(world.size // shard_count(gradient), []).append(gradient.to_local())
     squares = [nn.utils.get_total_norm(local).square() / count for count, local in by_copies.items()]
     square = torch.stack([each.to(world.device) for each in squares]).sum()
     torch.distributed.all_reduce(square)
@@ -71,12 +71,3 @@ def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float, world: W
         local = gradient.to_local()
         local.mul_(factor.to(local.device))
     return norm
-
-
-def copies(tensor: Tensor, ranks: int) -> int:
-    """How many of all ranks hold the same part of a tensor."""
-    if not isinstance(tensor, DTensor):
-        return ranks
-    mesh = tensor.device_mesh
-    replicas = math.prod(mesh.size(dim) for dim, placed in enumerate(tensor.placements) if placed.is_replicate())
-    return replicas * ranks // mesh.size()

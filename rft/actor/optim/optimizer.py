@@ -95,11 +95,10 @@ class Optimizer:
 
         def rule_of(parameter: nn.Parameter) -> str:
             special = {
-                "adamw": False,
                 "adamw_8bit": adamw_8bit.takes(parameter),
                 "muon": id(parameter) in in_blocks and muon.takes(parameter),
             }
-            return self.name if special[self.name] else "adamw"
+            return self.name if special.get(self.name, False) else "adamw"
 
         groups: dict[tuple[str, float, float], list[nn.Parameter]] = {}
         for parameter in network.parameters():

@@ -159,9 +159,8 @@ class Correction:
         for name, rule in rules.items():
             value = measure(rule, logprobs, batch["rollout_logprobs"], before, batch["group"])
             low, high = _bounds(rule)
-            outside = _acts_on(rule, batch) & (
-                (value < low) | (value > high)
-            )  # (B, T); NaN is inside: the loss shows it
+            # a NaN counts as inside, so that the check of the loss finds it
+            outside = _acts_on(rule, batch) & ((value < low) | (value > high))  # (B, T)
             metrics.mean(f"correction/outside_{name}", outside, before)
             if rule.action == "clamp":
                 weights = weights * value.clamp(low, high)

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from transformers import PreTrainedModel
 
 from rft.distributed import World
+from rft.strategy.gather import to_local
 from rft.strategy.parallel.context import Context
 from rft.strategy.parallel.experts import ExpertParallel, check_experts, find_experts, in_plan
 from rft.strategy.parallel.groups import group_meshes
@@ -155,13 +156,8 @@ class TensorParallel(Context):
 
 
 def _local_linear(layer: nn.Linear, with_bias: bool, states: Tensor) -> Tensor:
-    bias = _local(layer.bias) if with_bias and layer.bias is not None else None
-    return nn.functional.linear(states, _local(layer.weight), bias)
-
-
-def _local(parameter: Tensor) -> Tensor:
-    assert isinstance(parameter, DTensor)
-    return parameter.to_local()
+    bias = to_local(layer.bias) if with_bias and layer.bias is not None else None
+    return nn.functional.linear(states, to_local(layer.weight), bias)
 
 
 FIRST, LAST = "colwise", "rowwise"
