@@ -17,7 +17,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from rft.actor.forward.backbone import ROUTER_BALANCE, MediaInputs, record_router_logits, replaced_forward, run_backbone
-from rft.actor.forward.logits import LogitShape, forbidden_logits
+from rft.actor.forward.logits import LogitOptions, LogitShape, forbidden_logits
 from rft.actor.loading.stand_ins import random_numbers, stand_ins
 from rft.actor.logprobs import token_logprobs, top_logprobs
 from rft.actor.packing.layout import PackedLayout, SequenceShard, shard_queries
@@ -171,11 +171,11 @@ class LanguageNetwork(Network):
         with record_router_logits(self.model.base_model, ROUTER_BALANCE in outputs) as recorder:
             queries = gather_queries(self.model.base_model, inputs)
         head = self.model.get_output_embeddings()
-        forbidden = self._forbidden_logits
+        options = LogitOptions(temperature, self.shape, self._forbidden_logits, self.device_type)
         columns: dict[str, Tensor] = {}
         if {"top_ids", "top_logprobs"} & set(outputs):
             columns["top_ids"], columns["top_logprobs"] = top_logprobs(
-                queries.states, head.weight, head.bias, temperature, inputs.top, self.shape, forbidden, self.device_type
+                queries.states, head.weight, head.bias, options, inputs.top
             )
         if set(outputs) - set(columns):
             logprobs, entropy, squares = token_logprobs(
@@ -183,13 +183,10 @@ class LanguageNetwork(Network):
                 head.weight,
                 head.bias,
                 queries.targets,
-                temperature,
+                options,
                 with_entropy="entropy" in outputs,
                 with_squares="sum_p_squared" in outputs,
-                shape=self.shape,
-                forbidden=forbidden,
                 compiled=self.compiled,
-                device_type=self.device_type,
             )
             columns |= {"logprobs": logprobs, "entropy": entropy, "sum_p_squared": squares}
             if inputs.candidates is not None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from tokenizers import processors
@@ -28,8 +28,6 @@ from rft.actor.options import ActorOptions, freeze
 from rft.actor.packing.attention import use_packed_attention, use_padded_attention
 from rft.actor.packing.kernels.choose import choose_kernel
 from rft.strategy.base import Strategy
-
-Head = Literal["lm", "value", "score", "step"]
 
 
 @dataclass
@@ -86,10 +84,14 @@ def build_model(context: ModelContext, options: ActorOptions) -> ShardedModel:
     model = load_with_head(path, config, context.seed, tokenizer.pad_token_id, head, key, drawing)
     model_blocks = blocks(model)
     compiled = strategy.compile and device.type == "cuda"
-    forbidden: tuple[int, ...] = ()
     if head == "lm":
         forbidden = forbidden_tokens(len(model.get_output_embeddings().weight), tokenizer, context.media)
-    network = add_head(model, head, key, compiled, strategy.device_type, forbidden)
+        network: Network = LanguageNetwork(model, f"{key}.path", compiled, strategy.device_type, forbidden)
+    elif head in CLASSIFIERS:
+        check_scorer(model, f"{key}.path")
+        network = ScoreNetwork(model) if head == "score" else StepNetwork(model)
+    else:
+        network = ValueNetwork(model.base_model)
     plain = empty_like(network.model, device)
     add_end_tokens(plain, context.ends)
     if options.packing:
@@ -132,30 +134,6 @@ def read_shards(
     if drawing is not None and any(parameter.is_meta for parameter in network.parameters()):
         strategy.materialize(network)
         read_weights(model, plain, path, drawing)
-
-
-def add_head(
-    model: PreTrainedModel,
-    head: Head,
-    key: str,
-    compiled: bool = False,
-    device_type: str | None = None,
-    forbidden: Sequence[int] = (),
-) -> Network:
-    """The network that computes the columns of a head.
-
-    Args:
-        compiled, device_type, forbidden: see `LanguageNetwork`.
-
-    Raises:
-        ValueError: the model does not have such a head; names the key.
-    """
-    if head == "lm":
-        return LanguageNetwork(model, f"{key}.path", compiled, device_type, forbidden)
-    if head in CLASSIFIERS:
-        check_scorer(model, f"{key}.path")
-        return ScoreNetwork(model) if head == "score" else StepNetwork(model)
-    return ValueNetwork(model.base_model)
 
 
 def empty_like(model: nn.Module, device: torch.device) -> PreTrainedModel:

@@ -12,7 +12,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from rft.actor import logprobs as module
 from rft.actor.forward import logits
 from rft.actor.forward.logits import FORBIDDEN, LogitShape, forbidden_logits
-from rft.actor.logprobs import token_logprobs, top_logprobs
 from tests.actor.forward.tensor_cores import TensorCores
 
 F64 = torch.float64
@@ -24,6 +23,17 @@ def inputs(n=N, v=V, bias=True, dtype=F64, seed=0):
     shapes = [(n, D), (v, D), (v,)] if bias else [(n, D), (v, D)]
     leaves = [torch.randn(*shape, dtype=F64, generator=generator).to(dtype).requires_grad_() for shape in shapes]
     return (*leaves, *[None] * (not bias)), torch.randint(v, (n,), generator=generator)
+
+
+def token_logprobs(hidden, weight, bias, targets, temperature, *given, compiled=False, with_squares=False, **options):
+    """Named in this file, so that a fixture can compile it."""
+    given = given if len(given) > 1 else (*given, with_squares)
+    options = logits.LogitOptions(temperature, **options)
+    return module.token_logprobs(hidden, weight, bias, targets, options, *given, compiled=compiled)
+
+
+def top_logprobs(hidden, weight, bias, temperature, count, *given, **options):
+    return module.top_logprobs(hidden, weight, bias, logits.LogitOptions(temperature, *given, **options), count)
 
 
 def plainly(hidden, weight, bias, targets, temperature):
@@ -286,7 +296,8 @@ def test_the_logits_are_never_held_whole(monkeypatch, vocabulary):
 
 @pytest.mark.parametrize("tokens, size", [(1, 896), (60, 256), (8192, 896), (100_000, 64)])
 def test_a_block_is_within_its_cap_and_its_rows_begin_on_cache_lines(tokens, size):
-    blocks = logits.LogitBlocks(torch.empty(tokens, size, device="meta"), torch.empty(10**6, size), None, 1.0)
+    hidden, options = torch.empty(tokens, size, device="meta"), logits.LogitOptions(1.0)
+    blocks = logits.LogitBlocks(hidden, torch.empty(10**6, size), None, options)
     most = max(logits.BLOCK_ELEMENTS["cpu"], logits.NARROWEST * max(tokens, size))
     assert blocks.width * max(tokens, size) <= most
     assert blocks.width >= logits.NARROWEST
@@ -342,8 +353,8 @@ def test_float32_on_a_gpu_is_computed_as_on_a_cpu():
 def test_a_gpu_has_fewer_and_wider_blocks():
     """32,768 tokens and the vocabulary of Qwen2.5: each product reads all hidden states."""
     hidden, weight = torch.empty(32768, 1536, device="meta"), torch.empty(151936, 1536, device="meta")
-    count = {kind: -(-151936 // logits.LogitBlocks(hidden, weight, None, 1.0, device_type=kind).width)
-             for kind in ("cpu", "cuda")}  # fmt: skip
+    options = {kind: logits.LogitOptions(1.0, device_type=kind) for kind in ("cpu", "cuda")}
+    count = {kind: -(-151936 // logits.LogitBlocks(hidden, weight, None, options[kind]).width) for kind in options}
     assert count == {"cpu": 72, "cuda": 38}
 
 

@@ -96,6 +96,25 @@ class LogitShape:
 
 
 PLAIN = LogitShape()
+
+
+@dataclass(frozen=True)
+class LogitOptions:
+    """What logits a head has beside its weights.
+
+    Attributes:
+        temperature: divides the logits.
+        shape: of the logits.
+        forbidden: (F,) is added to the last F logits, without a gradient; or None.
+        device_type: of the device that computes, if it is not that of the tensors (`mode=plan`).
+    """
+
+    temperature: float
+    shape: LogitShape = PLAIN
+    forbidden: Tensor | None = None
+    device_type: str | None = None
+
+
 Shaping = tuple[Tensor | None, float | None, Tensor | None]  # bias, cap and forbidden of the columns of a block
 
 
@@ -107,10 +126,7 @@ class LogitBlocks:
 
     Args:
         hidden: (N, D); weight: (V, D); bias: (V,) or None.
-        temperature: divides the logits.
-        shape: of the logits.
-        forbidden: (F,) is added to the last F logits; or None.
-        device_type: as for `token_logprobs`.
+        options: of the logits.
 
     Attributes:
         dtype: of the logits.
@@ -119,17 +135,9 @@ class LogitBlocks:
         cap: of the logits, divided by the temperature; or None.
     """
 
-    def __init__(
-        self,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        temperature: float,
-        shape: LogitShape = PLAIN,
-        forbidden: Tensor | None = None,
-        device_type: str | None = None,
-    ) -> None:
-        device_type = device_type or hidden.device.type
+    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, options: LogitOptions) -> None:
+        shape, temperature = options.shape, options.temperature
+        device_type = options.device_type or hidden.device.type
         self.dtype = torch.promote_types(hidden.dtype, torch.float32)
         self.on_tensor_cores = on_tensor_cores(hidden, weight, device_type)
         self.cap = None if shape.cap is None else shape.cap / temperature
@@ -137,7 +145,7 @@ class LogitBlocks:
         self.hidden = hidden if self.on_tensor_cores else self.divided(hidden)
         self.weight = weight
         self.bias = None if bias is None else bias.to(self.dtype) / self.divisor  # (V,)
-        self.forbidden = forbidden
+        self.forbidden = options.forbidden
         # An odd multiple of 64: rows of logits begin on cache lines, and not all in the same cache set, as with powers
         # of 2. A matrix product with another row length takes up to 1.6 times as long.
         elements = BLOCK_ELEMENTS.get(device_type, BLOCK_ELEMENTS["cpu"])

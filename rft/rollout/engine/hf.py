@@ -15,7 +15,7 @@ from torch.profiler import record_function
 from transformers import Cache, PreTrainedConfig, PreTrainedTokenizerBase
 
 from rft.actor.forward.backbone import MediaInputs, own_positions
-from rft.actor.forward.logits import LogitBlocks, forbidden_logits, on_tensor_cores
+from rft.actor.forward.logits import LogitBlocks, LogitOptions, forbidden_logits, on_tensor_cores
 from rft.actor.init import meta_model
 from rft.actor.model import end_tokens
 from rft.batch.encoded import EncodedText, as_encoded
@@ -303,7 +303,7 @@ def float32_logits(head: nn.Linear, states: Tensor) -> Tensor:
         if head.bias is not None:
             logits += head.bias
     else:
-        for part, values in LogitBlocks(flat, head.weight, head.bias, 1.0):
+        for part, values in LogitBlocks(flat, head.weight, head.bias, LogitOptions(1.0)):
             logits[:, part] = values
     return logits.view(*states.shape[:2], -1)
 
