@@ -164,13 +164,15 @@ class Lora:
         from peft import LoraConfig, inject_adapter_in_model
 
         targets, (names, _) = self.layers(model, key), linear_layers(model)
+        # later checkpoints move links such as `latest`; a hub name stays as it is
+        without_links = str(Path(path).resolve()) if path is not None and Path(path).is_dir() else path
         config = LoraConfig(
             r=self.rank,
             lora_alpha=self.alpha,
             use_rslora=self.rslora,
             target_modules=targets,
             fan_in_fan_out=isinstance(model.get_submodule(targets[0]), Conv1D),
-            base_model_name_or_path=_unmoved(path),
+            base_model_name_or_path=without_links,
             task_type="CAUSAL_LM",
         )
         with torch.random.fork_rng(), stand_ins(model, zeros):  # peft draws no adapter on the meta device
@@ -310,11 +312,6 @@ def linear_layers(model: PreTrainedModel) -> tuple[list[str], list[str]]:
     linear = {name: module for name, module in modules.items() if isinstance(module, nn.Linear | Conv1D)}
     head = [name for name, module in linear.items() if module is model.get_output_embeddings()]
     return [name for name in linear if name not in head], head
-
-
-def _unmoved(path: str | None) -> str | None:
-    """A folder by its absolute path without links such as `latest`, which later checkpoints move; a hub name as is."""
-    return str(Path(path).resolve()) if path is not None and Path(path).is_dir() else path
 
 
 def _is_adapter(name: str) -> bool:

@@ -12,6 +12,7 @@ itself: a state is not divided into tokens.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, ClassVar
 
@@ -83,11 +84,7 @@ def packed_attention(
     *,
     kernel: AttentionKernel,
     layout: PackedLayout,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **others: Any,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """Attention of one layer, in the signature of transformers' attention functions.
 
@@ -95,7 +92,7 @@ def packed_attention(
         query: (1, heads, N, width) of the packed sequence; key, value: of as many or fewer heads.
         kernel: computes it.
         layout: of the rows.
-        scaling, sliding_window, softcap, s_aux: see `AttentionRule`.
+        options: see `attention_rule`.
 
     Returns:
         (1, N, heads, width), and no attention weights.
@@ -103,11 +100,9 @@ def packed_attention(
     Raises:
         TypeError: the model asks for something else.
     """
-    _refuse_others(attention_mask=attention_mask, **others)
-    part = layout.shard
-    if part is not None and s_aux is not None:
-        s_aux = s_aux.chunk(part.context.size)[part.context.rank]  # of the heads of this rank
-    rule = AttentionRule(scaling, sliding_window, softcap, s_aux)
+    rule, part = attention_rule(attention_mask=attention_mask, **options), layout.shard
+    if part is not None and rule.sinks is not None:  # of the heads of this rank
+        rule = replace(rule, sinks=rule.sinks.chunk(part.context.size)[part.context.rank])
     if part is None and kernel.opaque and torch.compiler.is_compiling():
         return attend_opaque(kernel, query, key, value, layout.table, rule), None
     return _attend(kernel, query, key, value, layout, rule), None
@@ -129,23 +124,13 @@ def _attend(
 
 
 def padded_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **others: Any,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """Attention of one layer over rows padded on the right, in the signature of transformers' attention functions.
 
     Args:
         query: (B, heads, T, width); key, value: of as many or fewer heads.
-        scaling, sliding_window, softcap, s_aux: see `AttentionRule`.
+        options: see `attention_rule`.
 
     Returns:
         (B, T, heads, width), and no attention weights.
@@ -153,16 +138,25 @@ def padded_attention(
     Raises:
         TypeError: the model asks for something else.
     """
-    _refuse_others(attention_mask=attention_mask, **others)
-    rule = AttentionRule(scaling, sliding_window, softcap, s_aux)
-    states = attend_rows(query, key, value, rule=rule)
+    states = attend_rows(query, key, value, attention_rule(attention_mask=attention_mask, **options))
     return states.transpose(1, 2).contiguous(), None
 
 
-def _refuse_others(**others: Any) -> None:
-    """Raises a TypeError for arguments of a layer that would have an effect."""
+def attention_rule(
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> AttentionRule:
+    """How a layer attends, by the names that models of transformers have for it.
+
+    Raises:
+        TypeError: the layer passes another argument that would have an effect.
+    """
     if foreign := {name for name, value in others.items() if value is not None} - WITHOUT_EFFECT:
         raise TypeError(f"its attention takes {', '.join(sorted(foreign))}")
+    return AttentionRule(scaling, sliding_window, softcap, s_aux)
 
 
 class _Recorder(SdpaKernel):

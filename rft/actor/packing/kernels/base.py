@@ -62,6 +62,9 @@ class AttentionNeeds:
         )
 
 
+SavedStates = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # query, key and value; what `attend_forward` returned
+
+
 class AttentionKernel(ABC):
     """Attention over packed rows.
 
@@ -99,22 +102,15 @@ class AttentionKernel(ABC):
         return self.attend(query, key, value, segments, rule), query.new_empty(query.shape[1], 0, dtype=torch.float32)
 
     def attend_backward(
-        self,
-        gradient: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        segments: Segments,
-        rule: AttentionRule,
+        self, gradient: Tensor, states: SavedStates, segments: Segments, rule: AttentionRule
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """The gradients of query, key, value and sinks; a kernel that keeps nothing computes its forward again.
 
         Args:
             gradient: of the result (1, N, heads, width of the values).
-            out, lse: of `attend_forward`.
+            states: of the forward.
         """
+        query, key, value, *_ = states
 
         def again(query: Tensor, key: Tensor, value: Tensor, *sinks: Tensor) -> Tensor:
             return self.attend(query, key, value, segments, replace(rule, sinks=sinks[0] if sinks else None))

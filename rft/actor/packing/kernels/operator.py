@@ -78,7 +78,7 @@ def _attend_backward(
     """The gradients (1, N, heads, width) of queries, keys and values, and that of the sinks, empty without any."""
     rule = AttentionRule(scaling, window, softcap, sinks)
     states = (query, key, value, out, lse)
-    *gradients, of_sinks = _KERNELS[kernel].attend_backward(gradient, *states, table_segments(table), rule)
+    *gradients, of_sinks = _KERNELS[kernel].attend_backward(gradient, states, table_segments(table), rule)
     dq, dk, dv = (part.transpose(1, 2).contiguous() for part in gradients)
     return dq, dk, dv, query.new_empty(0) if of_sinks is None else of_sinks
 

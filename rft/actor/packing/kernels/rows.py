@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from rft.actor.packing.kernels.base import AttentionKernel, AttentionNeeds, AttentionRule
+from rft.actor.packing.kernels.base import AttentionKernel, AttentionNeeds, AttentionRule, SavedStates
 from rft.actor.packing.layout import Segments
 from rft.batch.device import to_device
 from rft.strategy.attention import FLASH_PACKAGES, flash_package
@@ -186,16 +186,9 @@ class RowsKernel(AttentionKernel):
         return out[None, ..., : value.shape[3]], lse
 
     def attend_backward(
-        self,
-        gradient: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        segments: Segments,
-        rule: AttentionRule,
+        self, gradient: Tensor, states: SavedStates, segments: Segments, rule: AttentionRule
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        query, key, value, out, lse = states
         width = _padded(query, value)
         q, k, v = (_rows(states, width) for states in (query, key, value))
         out, gradient = (_rows(states.transpose(1, 2), width) for states in (out, gradient))
@@ -262,8 +255,8 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, sinks, out, lse = ctx.saved_tensors
         kernel, segments, rule = ctx.how
-        rule = replace(rule, sinks=sinks)
-        return *kernel.attend_backward(gradient, query, key, value, out, lse, segments, rule), None, None, None
+        states, rule = (query, key, value, out, lse), replace(rule, sinks=sinks)
+        return *kernel.attend_backward(gradient, states, segments, rule), None, None, None
 
 
 def _weights(logarithms: Tensor) -> Tensor:
