@@ -118,6 +118,7 @@ SUITES = {
             "rft/strategy",
             "tests/strategy/test_fsdp2_compile.py",
             "tests/strategy/offload",
+            "tests/strategy/test_fsdp2_param_offload.py",
         )
     ),
     # A step of each command of the recipe with a model of 135 million parameters, from a GGUF file.

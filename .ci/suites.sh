@@ -33,7 +33,7 @@ suite_plan() {
 }
 
 suite_strategy() {
-  pytest -n 0 -m suite tests/strategy/test_fsdp2_compile.py tests/strategy/offload/test_parameters.py
+  pytest -n 0 -m suite tests/strategy/test_fsdp2_compile.py tests/strategy/test_fsdp2_param_offload.py
 }
 
 suite_smollm2() {

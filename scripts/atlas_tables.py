@@ -10,8 +10,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 import rft
-from rft.algorithm import ADVANTAGES, AGGREGATIONS, GRADIENT_MASKS, LOSSES, SHAPINGS
-from rft.algorithm.gradient import Gradient
+from rft.algorithm import ADVANTAGES, AGGREGATIONS, GRADIENT_MASKS, LOSSES, SHAPINGS, Gradient
 from rft.registry import Registry
 
 CONFIG = Path(rft.__file__).parent / "config"

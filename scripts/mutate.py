@@ -47,7 +47,7 @@ from rich.table import Table
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm import registries
+from rft import algorithm
 from rft.algorithm.token_weights import correction
 from rft.registry import Registry
 
@@ -60,7 +60,7 @@ MOST_GONE = 0.1  # of the record of the wiring
 FAILS = " fails: "
 KINDS = {
     thing.kind.replace(" ", "_"): {thing.function(name).__module__ for name in thing.names()}
-    for thing in vars(registries).values()
+    for thing in vars(algorithm).values()
     if isinstance(thing, Registry)
 }
 KINDS |= {"correction": {correction.__name__}}  # rules, not registered functions

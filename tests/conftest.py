@@ -156,7 +156,7 @@ def command_line_forgotten(monkeypatch):
 @pytest.fixture
 def plugins_forgotten(monkeypatch, tmp_path):
     """After the test, what its plugins registered and their modules are gone, and `sys.path` is as before."""
-    from rft.algorithm import registries
+    from rft import algorithm
     from rft.algorithm.roles import ROLES
     from rft.data.rows.schemas import SCHEMAS
     from rft.data.tool_calls import TOOL_CALLS
@@ -164,7 +164,7 @@ def plugins_forgotten(monkeypatch, tmp_path):
     from rft.reward import REWARDS
     from rft.train.schedules import SCHEDULES
 
-    tables = [table for table in vars(registries).values() if isinstance(table, Registry)]
+    tables = [table for table in vars(algorithm).values() if isinstance(table, Registry)]
     for table in (*tables, SCHEMAS, REWARDS, SCHEDULES, TOOL_CALLS):
         monkeypatch.setattr(table, "_entries", dict(table._entries))
     monkeypatch.setattr(ROLES, "_roles", dict(ROLES._roles))

@@ -268,7 +268,7 @@ def test_verify_of_a_recipes_loss_that_is_not_what_it_states(say, tmp_path, plug
         "defaults: [main, {override algorithm/loss: upside_down}, _self_]\nplugins: [upside_down]\nmode: verify\n"
     )
     (tmp_path / "mine" / "upside_down.py").write_text(
-        "from rft.algorithm import LOSSES\nfrom rft.algorithm.gradient import Gradient\n"
+        "from rft.algorithm import LOSSES, Gradient\n"
         "@LOSSES.register('upside_down', reads=('advantages',), gradient=Gradient('exact'))\n"
         "def upside_down(logprobs, batch):\n    return batch['loss_mask'] * batch['advantages'] * logprobs, {}\n"
     )

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import pytest
 
 import rft
-from rft.algorithm import registries
+from rft import algorithm
 from rft.data.rows.schemas import SCHEMAS
 from rft.ranges import Fraction, PositiveFloat, PositiveInt, Range
 from rft.registry import Registry, convert, spell
@@ -21,7 +21,7 @@ from rft.setup.schema import Run
 from rft.train.schedules import SCHEDULES
 
 CONFIG = Path(rft.__file__).parent / "config"
-TABLES = [table for table in vars(registries).values() if isinstance(table, Registry)]
+TABLES = [table for table in vars(algorithm).values() if isinstance(table, Registry)]
 # Options that may be any finite number, or whose bounds depend on other options.
 WITHOUT_RANGE = {
     "DynamicSampling.between": "any scores; the first is the lower",

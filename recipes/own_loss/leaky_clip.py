@@ -7,8 +7,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm import LOSSES
-from rft.algorithm.gradient import Gradient
+from rft.algorithm import LOSSES, Gradient
 from rft.reward import REWARDS
 
 

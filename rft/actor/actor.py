@@ -13,20 +13,18 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rft.actor.base import Columns, ModelContext, NonFiniteError, TrainableModel
-from rft.actor.forward.media_inputs import MediaInputs
-from rft.actor.heads import LanguageNetwork, ScoreNetwork, ValueNetwork
+from rft.actor.forward.backbone import MediaInputs
+from rft.actor.heads import ValueNetwork
 from rft.actor.loading.export import exported
 from rft.actor.loading.tensor_names import inner_prefix, outer_prefix
 from rft.actor.lora.adapters import LoraWeights
 from rft.actor.model import build_model, empty_like, write_export
 from rft.actor.optim.ema import WeightAverage
 from rft.actor.optim.optimizer import Optimizer
-from rft.actor.options import ActorOptions
-from rft.actor.packing.cost import model_cost, model_flops, row_work
-from rft.actor.packing.micro_batches import MicroBatch, MicroBatcher
-from rft.actor.parts import lr_factors
+from rft.actor.options import ActorOptions, lr_factors
+from rft.actor.packing.micro_batches import MicroBatch, MicroBatcher, model_cost, model_flops, row_work
 from rft.actor.reference import AdapterReference
-from rft.algorithm.mismatch import log_policy_mismatch
+from rft.algorithm.divergence import log_policy_mismatch
 from rft.algorithm.objective import Update
 from rft.batch.balance import Cost
 from rft.batch.columns import candidates, predicted
@@ -64,7 +62,7 @@ class Actor(TrainableModel):
         self.optimizer_options = options.optimizer
         self.train_state: TrainState | None = None
         self.average: WeightAverage | None = None
-        self._forward_options: dict[str, Any] = {}  # of the network, beside its outputs
+        self._top = 0  # likeliest tokens that the network returns of each distribution
         model = build_model(context, options)
         self.network, self.adapters, self.loaded_dtype = model.network, model.adapters, model.loaded_dtype
         backbone = None if context.media is None else self.network.model.base_model
@@ -94,8 +92,8 @@ class Actor(TrainableModel):
         sums = torch.stack(
             [torch.stack(torch.aminmax(tensor)).float().sum() for tensor in local.values()]
         )  # infinity and nan stay
-        own = next(itertools.compress(local, (~sums.isfinite()).tolist()), None)
-        return next((name for name in self.world.gather(own) if name is not None), None)
+        first = next(itertools.compress(local, (~sums.isfinite()).tolist()), None)
+        return next((name for name in self.world.gather(first) if name is not None), None)
 
     @cached_property
     def cost(self) -> Cost:
@@ -137,11 +135,11 @@ class Actor(TrainableModel):
             ValueError: the two models have different shapes.
         """
         assert isinstance(other, Actor)
-        own = self.network.model.state_dict() if self.adapters is None else dict(self.adapters.frozen())
+        targets = self.network.model.state_dict() if self.adapters is None else dict(self.adapters.frozen())
         outside = inner_prefix(other.network.model) if isinstance(self.network, ValueNetwork) else ""
         for name, source in other._tensors():
             if name.startswith(outside):  # a value model takes over the backbone
-                tensor = own[name.removeprefix(outside)]
+                tensor = targets[name.removeprefix(outside)]
                 if tensor.shape != source.shape:
                     raise ValueError(
                         f"{self.key}.path: the weights {name} differ in shape from those of {other.key}.path"
@@ -172,14 +170,14 @@ class Actor(TrainableModel):
         self, batch: TensorDict, outputs: tuple[str, ...], temperature: float, dummy: TensorDict | None
     ) -> Columns:
         """See `ColumnModel.compute`; the outputs are those of the network of its head."""
-        found = HostColumns(outputs, batch["loss_mask"].shape, self.world.device)
+        columns = HostColumns(outputs, batch["loss_mask"].shape, self.world.device)
         for micro in self._micro_batches(batch, batch[:1] if dummy is None else dummy):
             for output, part in self._forward(micro, outputs, temperature).items():
-                found.write(output, micro.rows, part[: len(micro.rows)])
+                columns.write(output, micro.rows, part[: len(micro.rows)])
             del micro  # before another one is copied
         self.strategy.reshard(self.network)
-        found.wait()
-        return found.columns
+        columns.wait()
+        return columns.columns
 
     def update(
         self, batch: TensorDict, dummy: TensorDict, update: Update, temperature: float, metrics: Metrics
@@ -245,16 +243,13 @@ class Actor(TrainableModel):
         return one_ahead(self.context.hooks.on_micro_batches(self, made), self.world.device)
 
     def _forward(self, micro: MicroBatch, outputs: tuple[str, ...], temperature: float) -> Columns:
-        batch, network = micro.batch, self.network
-        options: dict[str, Any] = {"candidates": candidates(batch)} if isinstance(network, LanguageNetwork) else {}
-        options |= self._forward_options
-        if not isinstance(network, ScoreNetwork):
-            options["chosen"] = micro.chosen
+        batch, media = micro.batch, None
         if (facts := self.context.media) is not None:
             with_probe = micro.media_differ and not facts.all_kinds(micro.media)  # others compute it, with all towers
-            options["media"] = MediaInputs(micro.media, facts, with_probe, micro.positions)
+            media = MediaInputs(micro.media, facts, with_probe, micro.positions)
+        rows = (micro.layout, media, micro.chosen, candidates(batch), self._top)
         with self.world.wait.during(f"the forward pass of {self.key}"):
-            return network(batch["tokens"], predicted(batch), outputs, temperature, micro.layout, **options)
+            return self.network(batch["tokens"], predicted(batch), outputs, temperature, *rows)
 
     @torch.no_grad()
     def _suspects(
@@ -265,21 +260,21 @@ class Actor(TrainableModel):
         Of the other rows: the terms of the loss that are not finite. The column `scores` is left out: it is NaN in rows
         without a score, which do not train.
         """
-        found: dict[str, list[int]] = {}
+        spoilt: dict[str, list[int]] = {}
         columns = {name: column for name, column in batch.items() if isinstance(column, Tensor) and name != "scores"}
         columns |= self.compute_outputs(batch if len(batch) else dummy, update.outputs, temperature, None)
         if not len(batch):
-            return found
+            return spoilt
         for name, column in columns.items():
             rows = (~torch.isfinite(column.flatten(1) if column.dim() > 1 else column[:, None])).any(1)
             if rows.any():
-                found[name] = rows.nonzero()[:, 0].tolist()
+                spoilt[name] = rows.nonzero()[:, 0].tolist()
         if "logprobs" in columns and "old_logprobs" not in columns:
             batch = batch.clone(recurse=False).set("old_logprobs", columns["logprobs"])
-        known = set(itertools.chain(*found.values()))
+        spoilt_rows = set(itertools.chain(*spoilt.values()))
         terms = update.objective.spoilt_rows(columns, batch)
-        rest = {name: [row for row in rows if row not in known] for name, rows in terms.items()}
-        return found | {name: rows for name, rows in rest.items() if rows}
+        rest = {name: [row for row in rows if row not in spoilt_rows] for name, rows in terms.items()}
+        return spoilt | {name: rows for name, rows in rest.items() if rows}
 
     def save_model(self, folder: Path, dtype: torch.dtype | None = None) -> None:
         """See `TrainableModel.save_model`.

@@ -130,6 +130,7 @@ class ColumnModel(ABC):
             its weights are no longer those that were loaded.
         remote: other processes compute the columns; `mode=plan` calls `blank` instead of `compute`.
         optimizer_options: of a model that trains; None for a frozen one.
+        tokenizer: of the policy.
     """
 
     Options: ClassVar[type[ModelOptions]] = ModelOptions
@@ -142,6 +143,7 @@ class ColumnModel(ABC):
         self.context = context
         self.key = context.key
         self.world = context.world
+        self.tokenizer = context.tokenizer
 
     def compute(
         self, batch: TensorDict, outputs: tuple[str, ...], temperature: float, dummy: TensorDict | None = None
@@ -215,15 +217,10 @@ class TrainableModel(ColumnModel):
     """A model that can train; the policy is one.
 
     Attributes:
-        tokenizer: of the policy.
         balance_unit: rows that the balance over ranks keeps together: those of a `group` or of a `unit`.
     """
 
     balance_unit: Literal["group", "unit"] = "unit"
-
-    def __init__(self, context: ModelContext, options: ModelOptions) -> None:
-        super().__init__(context, options)
-        self.tokenizer = context.tokenizer
 
     @abstractmethod
     def begin_training(self, optimizer: Optimizer, updates: int) -> None:

@@ -16,20 +16,48 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from rft.actor.forward.backbone import replaced_forward, run_backbone
-from rft.actor.forward.logit_blocks import LogitShape
-from rft.actor.forward.media_inputs import MediaInputs
-from rft.actor.forward.vocabulary import forbidden_logits
+from rft.actor.forward.backbone import ROUTER_BALANCE, MediaInputs, record_router_logits, replaced_forward, run_backbone
+from rft.actor.forward.logits import LogitOptions, LogitShape, forbidden_logits
 from rft.actor.loading.stand_ins import random_numbers, stand_ins
 from rft.actor.logprobs import token_logprobs, top_logprobs
-from rft.actor.moe import ROUTER_BALANCE, record_router_logits
-from rft.actor.packing.layout import PackedLayout, SequenceShard
-from rft.actor.packing.sequence_shard import shard_queries
+from rft.actor.packing.layout import PackedLayout, SequenceShard, shard_queries
 from rft.batch.columns import chosen_places, rows_and_columns
 
 SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")  # names in configs
 CAPS = ("final_logit_softcapping", "logits_soft_cap")
-Places = tuple[Tensor, Tensor]  # rows and columns of tokens
+
+
+@dataclass(frozen=True)
+class ForwardInputs:
+    """What a network computes its columns from.
+
+    Attributes:
+        tokens: columns (B, T) that the model takes.
+        select: (B, T) bool, the tokens that the columns are of.
+        chosen: (Q,) their places; see `chosen_places`.
+        layout: how the rows are packed; None leaves them padded.
+        media: of the rows.
+        candidates: (B, T, K) ids of other tokens, those of `candidate_logprobs` (B, T, K).
+        top: K of `top_ids` and `top_logprobs` (B, T, K), at most the number of ids that can follow.
+    """
+
+    tokens: TensorDict
+    select: Tensor
+    chosen: Tensor
+    layout: PackedLayout | None
+    media: MediaInputs | None
+    candidates: Tensor | None
+    top: int
+
+    @cached_property
+    def where(self) -> tuple[Tensor, Tensor]:
+        """The row and the column of each selected token, (Q,) each."""
+        return rows_and_columns(self.chosen, self.select.shape)
+
+    def aligned(self, values: Tensor) -> Tensor:
+        """Scatters values (Q,) or (Q, K) to the selected tokens of a zero column (B, T) or (B, T, K)."""
+        # the backward pass of `masked_scatter` counts the mask, for which the host would wait
+        return values.new_zeros(*self.select.shape, *values.shape[1:]).index_put(self.where, values)
 
 
 @dataclass(frozen=True)
@@ -48,58 +76,65 @@ class LogitQueries:
     places: Tensor
     shard: SequenceShard | None
 
-    def columns(self, outputs: dict[str, Tensor], where: Places, shape: torch.Size) -> dict[str, Tensor]:
-        """Scatters outputs (Q,) to the chosen tokens of this rank's rows: columns (B, T), zero elsewhere.
-
-        Outputs (Q, K) become columns (B, T, K).
-        """
-        return {name: aligned(self._returned(values), where, shape) for name, values in outputs.items()}
-
     def choose(self, values: Tensor) -> Tensor:
-        """From values of the tokens of the forward (N, K) to those of the chosen tokens of this rank's rows (P, K)."""
-        return self._returned(values[self.places])
+        """From values of the tokens of the forward (N, K) to those of the selected tokens of this rank (P, K)."""
+        return self.returned(values[self.places])
 
-    def _returned(self, outputs: Tensor) -> Tensor:
+    def returned(self, outputs: Tensor) -> Tensor:
+        """From outputs of the states (Q, ...) to those of the selected tokens of this rank (P, ...)."""
         return outputs if self.shard is None else self.shard.return_outputs(outputs)
 
 
-def gather_queries(
-    backbone: nn.Module,
-    tokens: TensorDict,
-    chosen: Tensor,
-    layout: PackedLayout | None,
-    candidates: Tensor | None = None,
-    media: MediaInputs | None = None,
-) -> LogitQueries:
-    """The hidden states that predict the chosen tokens.
-
-    Args:
-        tokens: columns (B, T) that the model takes.
-        chosen: (Q,) their places; see `chosen_places`.
-        layout: how the rows are packed; None leaves them padded.
-        candidates: (B, T, K) other tokens whose log-probabilities are computed at each position.
-        media: of the rows.
-    """
-    states, place = run_backbone(backbone, tokens, layout, media)
+def gather_queries(backbone: nn.Module, inputs: ForwardInputs) -> LogitQueries:
+    """The hidden states that predict the selected tokens."""
+    layout, chosen = inputs.layout, inputs.chosen
+    states, place = run_backbone(backbone, inputs.tokens, layout, inputs.media)
     if layout is None or layout.shard is None:
         places = place[:, :-1].flatten()[chosen]
-        return LogitQueries(states[places], shard_queries(tokens, chosen, candidates), places, None)
+        return LogitQueries(states[places], shard_queries(inputs.tokens, chosen, inputs.candidates), places, None)
     places = layout.shard.queries
     return LogitQueries(states[places], layout.shard.targets, places, layout.shard)
 
 
-def aligned(values: Tensor, where: Places, shape: torch.Size) -> Tensor:
-    """Scatters values (N,) or (N, K) to the chosen tokens of a zero column (B, T) or (B, T, K).
+class Network(nn.Module):
+    """A model whose forward returns per-token columns.
 
     Args:
-        where: (N,) their rows and columns; see `rows_and_columns`.
-        shape: B and T.
+        model: a transformers model.
     """
-    # the backward pass of `masked_scatter` counts the mask, for which the host would wait
-    return values.new_zeros(*shape, *values.shape[1:]).index_put(where, values)
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        tokens: TensorDict,
+        select: Tensor,
+        outputs: tuple[str, ...],
+        temperature: float,
+        layout: PackedLayout | None = None,
+        media: MediaInputs | None = None,
+        chosen: Tensor | None = None,
+        candidates: Tensor | None = None,
+        top: int = 0,
+    ) -> dict[str, Tensor]:
+        """Computes the columns named in `outputs`, (B, T) each, float32 at least, zero outside `select` (B, T) bool.
+
+        Args:
+            tokens, select, layout, media, candidates, top: see `ForwardInputs`.
+            temperature: divides logits; it has no effect on other numbers.
+            chosen: `chosen_places` of `select`, if the caller has them.
+        """
+        chosen = chosen_places(select) if chosen is None else chosen
+        return self.columns(ForwardInputs(tokens, select, chosen, layout, media, candidates, top), outputs, temperature)
+
+    def columns(self, inputs: ForwardInputs, outputs: tuple[str, ...], temperature: float) -> dict[str, Tensor]:
+        """What `forward` returns; each network implements it."""
+        raise NotImplementedError
 
 
-class LanguageNetwork(nn.Module):
+class LanguageNetwork(Network):
     """A causal language model. Columns of the selected tokens: `logprobs`, `entropy`, `sum_p_squared`,
     `candidate_logprobs`, `top_ids` and `top_logprobs`, and `router_balance` of a mixture of experts.
 
@@ -120,11 +155,10 @@ class LanguageNetwork(nn.Module):
         device_type: str | None = None,
         forbidden: Sequence[int] = (),
     ) -> None:
-        super().__init__()
+        super().__init__(model)
         self.compiled = compiled
         self.device_type = device_type
         self.forbidden = forbidden
-        self.model = model
         self.shape = find_logit_shape(model, key)
 
     @cached_property
@@ -133,34 +167,15 @@ class LanguageNetwork(nn.Module):
         weight = self.model.get_output_embeddings().weight
         return forbidden_logits(self.forbidden, len(weight), weight.device)
 
-    def forward(
-        self,
-        tokens: TensorDict,
-        select: Tensor,
-        outputs: tuple[str, ...],
-        temperature: float,
-        layout: PackedLayout | None = None,
-        media: MediaInputs | None = None,
-        chosen: Tensor | None = None,
-        candidates: Tensor | None = None,
-        top: int = 0,
-    ) -> dict[str, Tensor]:
-        """Computes the columns named in `outputs`, (B, T) each, zero outside `select` (B, T) bool.
-
-        Args:
-            chosen: `chosen_places` of `select`, if the caller has them.
-            candidates: (B, T, K) ids of the tokens of `candidate_logprobs` (B, T, K).
-            top: K of `top_ids` and `top_logprobs` (B, T, K), at most the number of ids that can follow.
-        """
-        chosen = chosen_places(select) if chosen is None else chosen
+    def columns(self, inputs: ForwardInputs, outputs: tuple[str, ...], temperature: float) -> dict[str, Tensor]:
         with record_router_logits(self.model.base_model, ROUTER_BALANCE in outputs) as recorder:
-            queries = gather_queries(self.model.base_model, tokens, chosen, layout, candidates, media)
+            queries = gather_queries(self.model.base_model, inputs)
         head = self.model.get_output_embeddings()
-        forbidden = self._forbidden_logits
+        options = LogitOptions(temperature, self.shape, self._forbidden_logits, self.device_type)
         columns: dict[str, Tensor] = {}
         if {"top_ids", "top_logprobs"} & set(outputs):
             columns["top_ids"], columns["top_logprobs"] = top_logprobs(
-                queries.states, head.weight, head.bias, temperature, top, self.shape, forbidden, self.device_type
+                queries.states, head.weight, head.bias, options, inputs.top
             )
         if set(outputs) - set(columns):
             logprobs, entropy, squares = token_logprobs(
@@ -168,130 +183,74 @@ class LanguageNetwork(nn.Module):
                 head.weight,
                 head.bias,
                 queries.targets,
-                temperature,
+                options,
                 with_entropy="entropy" in outputs,
                 with_squares="sum_p_squared" in outputs,
-                shape=self.shape,
-                forbidden=forbidden,
                 compiled=self.compiled,
-                device_type=self.device_type,
             )
             columns |= {"logprobs": logprobs, "entropy": entropy, "sum_p_squared": squares}
-            if candidates is not None:
+            if inputs.candidates is not None:
                 columns |= {"logprobs": logprobs[:, 0], "candidate_logprobs": logprobs[:, 1:]}
-        where = rows_and_columns(chosen, select.shape)
-        found = queries.columns(
-            {name: columns[name] for name in outputs if name != ROUTER_BALANCE}, where, select.shape
-        )
+        named = (name for name in outputs if name != ROUTER_BALANCE)
+        aligned = {name: inputs.aligned(queries.returned(columns[name])) for name in named}
         if ROUTER_BALANCE in outputs:
-            balance = recorder.balance(queries.choose, where[0], len(select))
-            found[ROUTER_BALANCE] = aligned(balance, where, select.shape)
-        return found
+            balance = recorder.balance(queries.choose, inputs.where[0], len(inputs.select))
+            aligned[ROUTER_BALANCE] = inputs.aligned(balance)
+        return aligned
 
 
-class ValueNetwork(nn.Module):
+class ValueNetwork(Network):
     """A backbone with a scalar head. Column: `values`, the expected return before each selected token."""
 
     def __init__(self, backbone: PreTrainedModel) -> None:
-        super().__init__()
-        self.model = backbone
+        super().__init__(backbone)
         self.head = nn.Linear(backbone.config.get_text_config().hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(
-        self,
-        tokens: TensorDict,
-        select: Tensor,
-        outputs: tuple[str, ...],
-        temperature: float,
-        layout: PackedLayout | None = None,
-        media: MediaInputs | None = None,
-        chosen: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """Computes `values`, (B, T) float32, zero outside `select` (B, T) bool; the temperature has no effect.
-
-        Args:
-            chosen: `chosen_places` of `select`, if the caller has them.
-        """
-        chosen = chosen_places(select) if chosen is None else chosen
-        queries = gather_queries(self.model, tokens, chosen, layout, media=media)
-        dtype = torch.promote_types(queries.states.dtype, torch.float32)
-        values = nn.functional.linear(queries.states.to(dtype), self.head.weight.to(dtype), self.head.bias.to(dtype))[
-            :, 0
-        ]
-        return queries.columns({"values": values}, rows_and_columns(chosen, select.shape), select.shape)
+    def columns(self, inputs: ForwardInputs, outputs: tuple[str, ...], temperature: float) -> dict[str, Tensor]:
+        queries = gather_queries(self.model, inputs)
+        values = linear(self.head, queries.states)[:, 0]
+        return {"values": inputs.aligned(queries.returned(values))}
 
 
-class ScoreNetwork(nn.Module):
+class ScoreNetwork(Network):
     """A sequence classifier of transformers with one label. Column: `score`, one number a row, from its last token.
 
     As in transformers, this is the last token that is not the padding token.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(
-        self,
-        tokens: TensorDict,
-        select: Tensor,
-        outputs: tuple[str, ...],
-        temperature: float,
-        layout: PackedLayout | None = None,
-        media: MediaInputs | None = None,
-    ) -> dict[str, Tensor]:
-        """Computes `score`, (B, T) float32: the score of a row at its last token in `select` (B, T) bool, else 0.
-
-        A row without a selected token has no score; the temperature has no effect.
-        """
+    def columns(self, inputs: ForwardInputs, outputs: tuple[str, ...], temperature: float) -> dict[str, Tensor]:
+        """Computes `score`: the score of a row at its last selected token; a row without one has no score."""
+        tokens, select, layout = inputs.tokens, inputs.select, inputs.layout
         assert layout is None or layout.shard is None, "each rank reads the last tokens of its own rows"
-        states, place = run_backbone(self.model.base_model, tokens, layout, media)
+        states, place = run_backbone(self.model.base_model, tokens, layout, inputs.media)
         rows, columns = select.any(1), torch.arange(select.shape[1], device=select.device)
         pad = self.model.config.get_text_config().pad_token_id
         real = tokens["attention_mask"].bool() & (tokens["input_ids"] != pad)
         last = (columns * real).argmax(1)  # (B,)
-        scores = labelled(self.model, states[place.gather(1, last[:, None])[:, 0]])[:, 0]  # (B,)
+        scores = linear(self.model.score, states[place.gather(1, last[:, None])[:, 0]])[:, 0]  # (B,)
         where = (columns == (columns * select).argmax(1, keepdim=True)) & rows[:, None]
         return {"score": torch.where(where, scores[:, None], 0.0)}
 
 
-class StepNetwork(nn.Module):
+class StepNetwork(Network):
     """A token classifier of transformers with two labels, bad and good. Column: `score`, the logit of good.
 
     The score of a token is computed from its own hidden state, not from that of the token before.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(
-        self,
-        tokens: TensorDict,
-        select: Tensor,
-        outputs: tuple[str, ...],
-        temperature: float,
-        layout: PackedLayout | None = None,
-        media: MediaInputs | None = None,
-        chosen: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """Computes `score`, (B, T) float32, zero outside `select` (B, T) bool; the temperature has no effect.
-
-        Args:
-            chosen: `chosen_places` of `select`, if the caller has them.
-        """
+    def columns(self, inputs: ForwardInputs, outputs: tuple[str, ...], temperature: float) -> dict[str, Tensor]:
+        layout = inputs.layout
         assert layout is None or layout.shard is None, "each rank reads the tokens of its own rows"
-        states, place = run_backbone(self.model.base_model, tokens, layout, media)
-        chosen = chosen_places(select) if chosen is None else chosen
-        bad, good = labelled(self.model, states[place[:, 1:].flatten()[chosen]]).unbind(1)
-        return {"score": aligned(good - bad, rows_and_columns(chosen, select.shape), select.shape)}
+        states, place = run_backbone(self.model.base_model, inputs.tokens, layout, inputs.media)
+        bad, good = linear(self.model.score, states[place[:, 1:].flatten()[inputs.chosen]]).unbind(1)
+        return {"score": inputs.aligned(good - bad)}
 
 
-def labelled(model: PreTrainedModel, states: Tensor) -> Tensor:
-    """The logits (N, labels) of a classifier for hidden states (N, D), at least in float32."""
-    dtype, head = torch.promote_types(states.dtype, torch.float32), model.score
+def linear(head: nn.Linear, states: Tensor) -> Tensor:
+    """The outputs (N, K) of a head for hidden states (N, D), at least in float32."""
+    dtype = torch.promote_types(states.dtype, torch.float32)
     bias = None if head.bias is None else head.bias.to(dtype)
     return nn.functional.linear(states.to(dtype), head.weight.to(dtype), bias)
 

@@ -29,7 +29,6 @@ from rft.actor.loading.deferred_init import Drawing, NotRecordedError
 from rft.actor.loading.families import language_config, media_classifier, text_config
 from rft.actor.loading.stored import (
     StoredWeights,
-    UnreadTensor,
     check_stored,
     fill,
     find_files,
@@ -37,6 +36,7 @@ from rft.actor.loading.stored import (
     needed_names,
     needs_transformers,
     open_tensors,
+    unread,
 )
 from rft.actor.loading.tensor_names import name_backbone, outer_prefix
 from rft.actor.lora.stored import find_adapter, model_path
@@ -313,7 +313,7 @@ def read_weights(model: torch.nn.Module, plain: PreTrainedModel, path: str | Non
         adapter = None if path is None else find_adapter(path)
         if not LOAD_WEIGHTS.get():
             held = None if adapter is None else adapter.layers  # in memory while the weights are read
-            fill(model, ((name, UnreadTensor(tensor.shape)) for name, tensor in plain.state_dict().items()))
+            fill(model, ((name, unread(tensor.shape)) for name, tensor in plain.state_dict().items()))
             del held
             return
         if path is None:
@@ -374,9 +374,9 @@ def language_model_class(config: PretrainedConfig) -> Any:
 def blocks(model: PreTrainedModel) -> list[torch.nn.Module]:
     """The layers that are sharded one by one: the outermost of the classes in `_no_split_modules` of transformers."""
     names = set(model._no_split_modules or ())
-    found = [module for module in model.modules() if type(module).__name__ in names]
-    inside = {id(part) for block in found for part in block.modules() if part is not block}
-    return [block for block in found if id(block) not in inside]
+    candidates = [module for module in model.modules() if type(module).__name__ in names]
+    inside = {id(part) for block in candidates for part in block.modules() if part is not block}
+    return [block for block in candidates if id(block) not in inside]
 
 
 def _reason(error: Exception) -> str:

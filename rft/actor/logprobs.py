@@ -1,7 +1,7 @@
 """Log-probabilities of given tokens from hidden states, without allocating all logits (tokens, vocabulary).
 
 The head's matrix product, log-softmax, gather and entropy run in float32 over blocks of the vocabulary, each for all
-tokens at once (`forward/logit_blocks.py`). The running sums are rescaled to the largest logit so far (Milakov and
+tokens at once (`forward/logits.py`). The running sums are rescaled to the largest logit so far (Milakov and
 Gimelshein, Online normalizer calculation for softmax, arXiv:1805.02867, section 3). The backward pass recomputes the
 logits of each block. Where they come from tensor cores, its products round the float32 gradient to TF32, which has 3
 bits more than bfloat16. Each pass reads every weight of the head once, and the backward pass writes its gradient once.
@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.profiler import record_function
 
-from rft.actor.forward.logit_blocks import PLAIN, LogitBlocks, LogitShape, Shaping, float32_products, shape_
+from rft.actor.forward.logits import LogitBlocks, LogitOptions, Shaping, float32_products, shape_
 from rft.strategy.compiled import compile_function
 
 Sums = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # see `_add_block_`
@@ -33,13 +33,10 @@ def token_logprobs(
     weight: Tensor,
     bias: Tensor | None,
     targets: Tensor,
-    temperature: float,
+    options: LogitOptions,
     with_entropy: bool,
     with_squares: bool = False,
-    shape: LogitShape = PLAIN,
-    forbidden: Tensor | None = None,
     compiled: bool = False,
-    device_type: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probability of each target, entropy and sum of squares of each distribution softmax(logits / temperature).
 
@@ -47,14 +44,11 @@ def token_logprobs(
         hidden: (N, D) the states that predict the targets.
         weight: (V, D) the head; bias: (V,) or None.
         targets: (N,) token ids, or (N, K) for several tokens of each distribution.
-        temperature: divides the logits.
+        options: of the logits.
         with_entropy: computes the entropy too; zeros otherwise.
         with_squares: computes the sum of squared probabilities too; zeros otherwise.
-        shape: of the logits.
-        forbidden: (F,) is added to the last F logits, without a gradient; or None.
         compiled: compiles what stands between the matrix products. The first call takes longer; a new N or V does not
             compile again.
-        device_type: of the device that computes, if it is not that of the tensors (`mode=plan`).
 
     Returns:
         Log-probabilities (the shape of `targets`), entropy (N,) and sum of squares (N,) in float32 (float64 for
@@ -63,33 +57,26 @@ def token_logprobs(
     """
     columns = targets if targets.dim() == 2 else targets[:, None]
     compiled = compiled and len(hidden) > 1  # the compiler has other code for 0 and for 1
-    options = (temperature, with_entropy, with_squares, shape, forbidden, device_type, compiled)
-    logprobs, *rest = _TokenLogprobs.apply(hidden, weight, bias, columns, *options)
+    given = (options, with_entropy, with_squares, compiled)
+    logprobs, *rest = _TokenLogprobs.apply(hidden, weight, bias, columns, *given)
     return logprobs.view(targets.shape), *rest
 
 
 @torch.no_grad()
 @record_function("logits")  # mode=plan counts what is allocated under this label
 def top_logprobs(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    temperature: float,
-    count: int,
-    shape: LogitShape = PLAIN,
-    forbidden: Tensor | None = None,
-    device_type: str | None = None,
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, options: LogitOptions, count: int
 ) -> tuple[Tensor, Tensor]:
     """The likeliest tokens of each distribution softmax(logits / temperature), without gradients.
 
     Args:
-        hidden, weight, bias, temperature, shape, forbidden, device_type: as for `token_logprobs`.
+        hidden, weight, bias, options: as for `token_logprobs`.
         count: K, the number of tokens to return for each distribution.
 
     Returns:
         Ids (N, K) int32 and their log-probabilities (N, K), in descending order.
     """
-    blocks = LogitBlocks(hidden, weight, bias, temperature, shape, forbidden, device_type)
+    blocks = LogitBlocks(hidden, weight, bias, options)
     normalizer = blocks.storage.new_full((len(hidden),), -torch.inf)
     best, ids = (hidden.new_empty(len(hidden), 0, dtype=kind) for kind in (blocks.dtype, torch.int64))
     for part, logits in blocks:
@@ -209,32 +196,28 @@ class _TokenLogprobs(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
-        temperature: float,
+        options: LogitOptions,
         with_entropy: bool,
         with_squares: bool,
-        shape: LogitShape,
-        forbidden: Tensor | None,
-        device_type: str | None,
         compiled: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        blocks = LogitBlocks(hidden, weight, bias, temperature, shape, forbidden, device_type)
+        blocks = LogitBlocks(hidden, weight, bias, options)
         first = blocks.storage.new_full((len(hidden),), torch.finfo(blocks.dtype).min)
         total, weighted, squares = (torch.zeros_like(first) for _ in range(3))
         sums = (first, first.new_zeros(targets.shape), total, weighted, squares)
         powers = torch.empty_like(blocks.storage) if with_entropy and not compiled else blocks.storage
         for part, head, outputs in blocks.outputs():
-            options = (blocks.shaping(part), targets, part.start, sums, with_entropy, with_squares)
+            given = (blocks.shaping(part), targets, part.start, sums, with_entropy, with_squares)
             if compiled:
-                sums = _compiled(_add_block)(blocks.storage, len(head), *options)
+                sums = _compiled(_add_block)(blocks.storage, len(head), *given)
             else:
-                sums = _add_block_(outputs, *options, powers[:, : len(head)])
+                sums = _add_block_(outputs, *given, powers[:, : len(head)])
         top, chosen, total, weighted, squares = sums
         normalizer = top + total.log()
         entropy = total.log() - weighted / total if with_entropy else weighted
         squares = squares / total.square()
         ctx.save_for_backward(hidden, weight, bias, targets, normalizer, entropy)
-        ctx.head = (temperature, shape, forbidden, device_type)
-        ctx.compiled = compiled
+        ctx.options, ctx.compiled = options, compiled
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*((squares,) if with_entropy else (entropy, squares)))
         return chosen - normalizer[:, None], entropy, squares
@@ -246,7 +229,7 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx: Any, logprobs_grad: Tensor | None, entropy_grad: Tensor | None, _: None
     ) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, normalizer, entropy = ctx.saved_tensors
-        blocks = LogitBlocks(hidden, weight, bias, *ctx.head)
+        blocks = LogitBlocks(hidden, weight, bias, ctx.options)
         divided = blocks.divided(hidden) if blocks.on_tensor_cores else blocks.hidden  # (N, D)
         hidden_grad = torch.zeros_like(divided) if ctx.needs_input_grad[0] else None
         weight_grad = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
@@ -277,4 +260,4 @@ class _TokenLogprobs(torch.autograd.Function):
                     bias_grad[part] = grad.sum(0) / blocks.divisor
         if hidden_grad is not None:
             hidden_grad = hidden_grad.div_(blocks.divisor).to(hidden.dtype)
-        return hidden_grad, weight_grad, bias_grad, *(None,) * 8
+        return hidden_grad, weight_grad, bias_grad, *(None,) * 5

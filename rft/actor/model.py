@@ -1,34 +1,33 @@
 """Makes the network of an actor under a strategy: loads the model, gives it a head, freezes, adapts and shards it."""
 
 import copy
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from tokenizers import processors
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.base import ModelContext
 from rft.actor.forward.liger import use_liger
-from rft.actor.forward.vocabulary import forbidden_tokens, vocabulary_size
-from rft.actor.heads import LanguageNetwork, ScoreNetwork, StepNetwork, ValueNetwork, check_scorer
-from rft.actor.init import CLASSIFIERS, blocks, load_with_head, meta_model, read_config, read_weights
+from rft.actor.forward.logits import forbidden_tokens, vocabulary_size
+from rft.actor.heads import LanguageNetwork, Network, ScoreNetwork, StepNetwork, ValueNetwork, check_scorer
+from rft.actor.init import CLASSIFIERS, LOAD_WEIGHTS, blocks, load_with_head, meta_model, read_config, read_weights
 from rft.actor.loading.deferred_init import Drawing
-from rft.actor.loading.dtype import loaded_dtype
 from rft.actor.loading.export import write_model
-from rft.actor.lora.adapters import Adapters
-from rft.actor.lora.stored import find_adapter
-from rft.actor.options import ActorOptions
+from rft.actor.loading.stand_ins import zeros
+from rft.actor.loading.stored import DTYPES, find_files, open_tensors
+from rft.actor.lora.adapters import Adapters, Lora
+from rft.actor.lora.stored import StoredAdapter, find_adapter, model_path
+from rft.actor.options import ActorOptions, freeze
 from rft.actor.packing.attention import use_packed_attention, use_padded_attention
 from rft.actor.packing.kernels.choose import choose_kernel
-from rft.actor.parts import freeze
 from rft.strategy.base import Strategy
-
-Head = Literal["lm", "value", "score", "step"]
-Network = LanguageNetwork | ValueNetwork | ScoreNetwork | StepNetwork
 
 
 @dataclass
@@ -85,10 +84,14 @@ def build_model(context: ModelContext, options: ActorOptions) -> ShardedModel:
     model = load_with_head(path, config, context.seed, tokenizer.pad_token_id, head, key, drawing)
     model_blocks = blocks(model)
     compiled = strategy.compile and device.type == "cuda"
-    forbidden: tuple[int, ...] = ()
     if head == "lm":
         forbidden = forbidden_tokens(len(model.get_output_embeddings().weight), tokenizer, context.media)
-    network = add_head(model, head, key, compiled, strategy.device_type, forbidden)
+        network: Network = LanguageNetwork(model, f"{key}.path", compiled, strategy.device_type, forbidden)
+    elif head in CLASSIFIERS:
+        check_scorer(model, f"{key}.path")
+        network = ScoreNetwork(model) if head == "score" else StepNetwork(model)
+    else:
+        network = ValueNetwork(model.base_model)
     plain = empty_like(network.model, device)
     add_end_tokens(plain, context.ends)
     if options.packing:
@@ -133,30 +136,6 @@ def read_shards(
         read_weights(model, plain, path, drawing)
 
 
-def add_head(
-    model: PreTrainedModel,
-    head: Head,
-    key: str,
-    compiled: bool = False,
-    device_type: str | None = None,
-    forbidden: Sequence[int] = (),
-) -> Network:
-    """The network that computes the columns of a head.
-
-    Args:
-        compiled, device_type, forbidden: see `LanguageNetwork`.
-
-    Raises:
-        ValueError: the model does not have such a head; names the key.
-    """
-    if head == "lm":
-        return LanguageNetwork(model, f"{key}.path", compiled, device_type, forbidden)
-    if head in CLASSIFIERS:
-        check_scorer(model, f"{key}.path")
-        return ScoreNetwork(model) if head == "score" else StepNetwork(model)
-    return ValueNetwork(model.base_model)
-
-
 def empty_like(model: nn.Module, device: torch.device) -> PreTrainedModel:
     """A copy of a model's structure and buffers, without memory for weights.
 
@@ -164,14 +143,8 @@ def empty_like(model: nn.Module, device: torch.device) -> PreTrainedModel:
     """
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
-        zeros = expanded_zero(parameter.shape, parameter.dtype, device)
-        memo[id(parameter)] = nn.Parameter(zeros, requires_grad=False)
+        memo[id(parameter)] = nn.Parameter(zeros(parameter, device=device), requires_grad=False)
     return copy.deepcopy(model, memo).to(device)
-
-
-def expanded_zero(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """One zero, expanded to a shape: a tensor that takes no memory."""
-    return torch.zeros((), dtype=dtype, device=device).expand(shape)
 
 
 def write_export(
@@ -281,3 +254,33 @@ def with_end_token(tokenizer: PreTrainedTokenizerBase, end: int) -> PreTrainedTo
     before = ending.backend_tokenizer.post_processor
     ending.backend_tokenizer.post_processor = append if before is None else processors.Sequence([before, append])
     return ending
+
+
+def loaded_dtype(
+    path: str | None, config: PretrainedConfig, lora: Lora | None, continued: StoredAdapter | None
+) -> torch.dtype:
+    """The dtype of what an export holds, where it is stored; float32 for what is new.
+
+    Args:
+        path: of the model, or of an adapter that is merged into it.
+        config: of the model; names the dtype of files that only transformers can read.
+        lora: null, or the adapters that train.
+        continued: the adapter that trains on; None for a new one.
+    """
+    if lora is not None and lora.export == "adapter":
+        return torch.float32 if continued is None else continued.dtype
+    if path is None:
+        return torch.float32
+    files = find_files(model_path(path), config) if LOAD_WEIGHTS.get() else []
+    dtype = most_common_dtype(files) or config.dtype
+    return dtype if dtype in DTYPES.values() else torch.float32
+
+
+def most_common_dtype(files: Sequence[str]) -> torch.dtype | None:
+    """The dtype of most numbers in these files, of those of `DTYPES`; None where no number has one of them."""
+    numbers = Counter[torch.dtype]()
+    with open_tensors(files) as tensors:
+        for tensor in tensors.values():
+            if (name := tensor.get_dtype()) in DTYPES:
+                numbers[DTYPES[name]] += math.prod(tensor.get_shape())
+    return max(numbers, key=numbers.__getitem__, default=None)

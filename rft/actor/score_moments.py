@@ -42,9 +42,9 @@ def read_moments(config: PretrainedConfig, where: str) -> ScoreMoments | None:
     Raises:
         ValueError: they are no finite numbers, or the deviation is not above 0.
     """
-    known = config.to_dict()
-    found = {name: known[name] for name in NAMES if name in known}
-    return convert(found, ScoreMoments, where) if found else None
+    options = config.to_dict()
+    moments = {name: options[name] for name in NAMES if name in options}
+    return convert(moments, ScoreMoments, where) if moments else None
 
 
 def forget_moments(config: PretrainedConfig) -> None:

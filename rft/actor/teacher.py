@@ -7,7 +7,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from rft.actor.actor import Actor
 from rft.actor.base import ModelContext
-from rft.actor.forward.vocabulary import vocabulary_size
+from rft.actor.forward.logits import vocabulary_size
 from rft.actor.heads import LanguageNetwork
 from rft.actor.init import read_config
 from rft.actor.options import ActorOptions
@@ -52,9 +52,9 @@ class TeacherOptions(ActorOptions):
             raise ValueError(
                 f"{key}.path={path}: it has no tokenizer to compare with actor.tokenizer ({reason})"
             ) from error
-        own = tokenizer.get_vocab()
+        wanted = tokenizer.get_vocab()
         if differing := sorted(
-            token for token in vocabulary.keys() | own.keys() if vocabulary.get(token) != own.get(token)
+            token for token in vocabulary.keys() | wanted.keys() if vocabulary.get(token) != wanted.get(token)
         ):
             raise ValueError(
                 f"{key}.path={path}: its tokenizer is not actor.tokenizer: they differ in {len(differing)} tokens, "
@@ -71,4 +71,4 @@ class Teacher(Actor):
         super().__init__(context, options)
         assert isinstance(self.network, LanguageNetwork)
         following = len(self._plain.get_output_embeddings().weight) - len(self.network.forbidden)
-        self._forward_options = {"top": min(options.top_k, following)}
+        self._top = min(options.top_k, following)

@@ -8,16 +8,13 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm import ADVANTAGES, AGGREGATIONS, GRADIENT_MASKS, LOSSES, SELECTIONS, SHAPINGS
-from rft.algorithm.control import Control, build_control
-from rft.algorithm.kl import kl_penalty
-from rft.algorithm.objective import Objective, Term
+from rft.algorithm import ADVANTAGES, AGGREGATIONS, GRADIENT_MASKS, LOSSES, SELECTIONS, SHAPINGS, AllRows, AllSum
+from rft.algorithm.divergence import kl_penalty
+from rft.algorithm.objective import Control, Objective, Term, build_control
 from rft.algorithm.options import AlgorithmOptions
-from rft.algorithm.registries import AllRows, AllSum
 from rft.algorithm.roles import ROLES
-from rft.algorithm.scores.groups import informative_groups
-from rft.algorithm.scores.pairs import both
-from rft.algorithm.scores.rewards import add_turn_rewards, token_rewards
+from rft.algorithm.scores.groups import both, informative_groups
+from rft.algorithm.scores.shaping import add_turn_rewards, token_rewards
 from rft.algorithm.token_weights.aggregation import counted, unit_weights
 from rft.algorithm.token_weights.correction import Correction
 from rft.algorithm.trajectories import joined_rows
@@ -130,10 +127,10 @@ class Algorithm:
     def unread(self) -> dict[str, str]:
         """Options of the algorithm that nothing reads, and why."""
         names = ("advantage", "advantage_clip", "shaping", "reward_kl", "turn_rewards")
-        found = dict.fromkeys(names, self.unread_advantage())
+        reasons = dict.fromkeys(names, self.unread_advantage())
         if "old_logprobs" not in self.reads() and not self.current_outputs:
-            found["old_logprobs"] = f"the loss {self.policy.terms[0].name!r} reads no old_logprobs"
-        return {name: reason for name, reason in found.items() if reason}
+            reasons["old_logprobs"] = f"the loss {self.policy.terms[0].name!r} reads no old_logprobs"
+        return {name: reason for name, reason in reasons.items() if reason}
 
     def unread_advantage(self) -> str:
         """Why nothing reads what the advantage writes; empty if something reads it, or if there is no advantage."""
@@ -229,17 +226,14 @@ class Algorithm:
         Raises:
             ValueError: a score is not finite; names the rows.
         """
-        with joined_rows(batch) as (rows, _):
-            self._correct_and_estimate(rows, all_sum, metrics)
-
-    def _correct_and_estimate(self, batch: TensorDict, all_sum: AllSum, metrics: Metrics) -> None:
         correction = self.correction if self.correction and self.correction.anchor == "old" else None
-        if correction is not None:
-            correction.unsigned(batch["old_logprobs"], batch, all_sum, metrics)
-        if self.advantage is not None:
-            self._estimate(batch, all_sum, metrics)
-        if correction is not None:
-            correction.signed(batch["old_logprobs"], batch, all_sum, metrics)
+        with joined_rows(batch) as (rows, _):
+            if correction is not None:
+                correction.unsigned(rows["old_logprobs"], rows, all_sum, metrics)
+            if self.advantage is not None:
+                self._estimate(rows, all_sum, metrics)
+            if correction is not None:
+                correction.signed(rows["old_logprobs"], rows, metrics)
 
     def _estimate(self, batch: TensorDict, all_sum: AllSum, metrics: Metrics) -> None:
         """Writes what the advantage estimator computes from the rows that count; 0 in the others."""
@@ -262,8 +256,8 @@ class Algorithm:
             raise FunctionError(
                 f"{self.advantage.title} returned {spell_type(columns)}; it must return a dict of columns"
             )
-        for name, found in columns.items():
-            column = _checked(self.advantage, found, rewards.shape)
+        for name, values in columns.items():
+            column = _checked(self.advantage, values, rewards.shape)
             if name == "advantages" and (limit := self.options.advantage_clip) is not None:
                 metrics.mean("clip/advantage", column.abs() > limit, rows["loss_mask"])
                 column = column.clamp(-limit, limit)
@@ -315,7 +309,7 @@ class Algorithm:
         with joined_rows(batch, current) as (rows, outputs):
             if self.correction is not None and self.correction.anchor == "rollout":
                 self.correction.unsigned(outputs["logprobs"], rows, all_sum, metrics)
-                self.correction.signed(outputs["logprobs"], rows, all_sum, metrics)
+                self.correction.signed(outputs["logprobs"], rows, metrics)
             self.policy.prepare(outputs, rows, all_sum, seed)
             self.compute_loss_weights(rows, all_sum)
 
@@ -371,12 +365,12 @@ def _state(plugin: Plugin, key: str) -> Stateful:
     return state
 
 
-def _checked(plugin: Plugin, found: Any, shape: torch.Size) -> Tensor:
+def _checked(plugin: Plugin, result: Any, shape: torch.Size) -> Tensor:
     """What a plugin returned, which must be a tensor of this shape."""
-    if not isinstance(found, Tensor) or found.shape != shape:
-        what = f"a tensor of shape {list(found.shape)}" if isinstance(found, Tensor) else spell_type(found)
+    if not isinstance(result, Tensor) or result.shape != shape:
+        what = f"a tensor of shape {list(result.shape)}" if isinstance(result, Tensor) else spell_type(result)
         raise FunctionError(f"{plugin.title} returned {what}; it must return a tensor of shape {list(shape)}")
-    return found
+    return result
 
 
 def _term(name: str, node: Any, key: str) -> Term:

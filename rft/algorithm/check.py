@@ -13,7 +13,7 @@ POLICY_HEADS = ("lm", "score", "step")
 
 
 def build_algorithm(options: AlgorithmOptions, key: str, term_weights: Mapping[str, float] | None = None) -> Algorithm:
-    """Builds an algorithm and checks the combination of its functions.
+    """Builds an algorithm and refuses options that would be ignored or counted twice.
 
     Args:
         options: its yaml.
@@ -23,18 +23,7 @@ def build_algorithm(options: AlgorithmOptions, key: str, term_weights: Mapping[s
     Raises:
         ValueError: names the key of every option that does not fit.
     """
-    algorithm = Algorithm(options, key, term_weights)
-    check_algorithm(algorithm, key)
-    return algorithm
-
-
-def check_algorithm(algorithm: Algorithm, key: str) -> None:
-    """Refuses options that would be ignored or counted twice.
-
-    Raises:
-        Problems: each names the key and the cure.
-    """
-    check = Checks()
+    algorithm, check = Algorithm(options, key, term_weights), Checks()
     for look in (
         _heads,
         _units,
@@ -49,6 +38,7 @@ def check_algorithm(algorithm: Algorithm, key: str) -> None:
     ):
         check.attempt(look, algorithm, key)
     check.end()
+    return algorithm
 
 
 def _critic_warmup(algorithm: Algorithm, key: str) -> None:
@@ -165,14 +155,14 @@ def _iteration(algorithm: Algorithm, key: str) -> None:
 
 
 def _reward_terms(algorithm: Algorithm, key: str) -> None:
-    known = algorithm.term_weights or {}
+    terms = algorithm.term_weights or {}
     places = {f"{key}.terms.{term.name}": term.plugin for term in algorithm.policy.terms[1:]}
     places |= {f"{key}.{role}_loss": objective.terms[0].plugin for role, objective in algorithm.learners.items()}
     places |= {f"{key}.shaping.{name}": plugin for name, plugin in algorithm.shaping.items()}
     for place, plugin in places.items():
-        if "term" in plugin.options and (name := plugin.options["term"]) not in known:
+        if "term" in plugin.options and (name := plugin.options["term"]) not in terms:
             raise ValueError(
-                f"{place}.term={name}: none of reward.terms, which are {', '.join(known)}{did_you_mean(name, known)}"
+                f"{place}.term={name}: none of reward.terms, which are {', '.join(terms)}{did_you_mean(name, terms)}"
             )
 
 
@@ -290,5 +280,5 @@ def check_reference(algorithm: Algorithm, sampled: bool, precompute: bool, copie
         "algorithm.source samples, so no row comes again": sampled,
         f"algorithm.iteration={iteration} moves it": moves,
     }
-    if precompute and (found := [reason for reason, holds in reasons.items() if holds]):
-        yield f"reference.precompute=true: {found[0]}; set reference.precompute=false"
+    if precompute and (obstacles := [reason for reason, holds in reasons.items() if holds]):
+        yield f"reference.precompute=true: {obstacles[0]}; set reference.precompute=false"

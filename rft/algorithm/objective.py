@@ -1,19 +1,61 @@
-"""What a model minimises: a loss and weighted terms, evaluated on one micro-batch, and one update by it."""
+"""What a model minimises: a loss and weighted terms, evaluated on one micro-batch, and one update by it.
 
+The coefficient of a term is fixed, or updated after every step from a number that was measured in it.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm.control import Control
-from rft.algorithm.registries import AllSum
+from rft.algorithm import CONTROLS, AllSum
 from rft.algorithm.token_weights.aggregation import weigh_logprobs
 from rft.algorithm.token_weights.correction import row_weights
 from rft.algorithm.trajectories import Trajectories, trajectories_of
 from rft.batch.columns import over
 from rft.errors import FunctionError, spell_type
-from rft.registry import Plugin
+from rft.registry import Plugin, convert
+
+
+class Control:
+    """A fixed coefficient of a term.
+
+    Attributes:
+        coef: as it stands now.
+    """
+
+    def __init__(self, coef: float) -> None:
+        self.coef = coef
+
+    def update(self, measured: float, rows: int) -> None:
+        """Updates the coefficient from the mean over the step and all ranks, measured on `rows` rows."""
+
+    def state_dict(self) -> dict[str, float]:
+        """The state for a checkpoint: empty, as the coefficient is that of the yaml."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Restores what `state_dict` returned."""
+
+
+def build_control(node: Any, key: str) -> Control:
+    """The control of a yaml node: a number is a fixed coefficient, a mapping names a control.
+
+    Raises:
+        ValueError: names the key of what does not fit; or the control changes, and a checkpoint would not save it.
+    """
+    if not isinstance(node, Mapping):
+        return Control(convert(node, float, key))
+    control: Control = CONTROLS.build(node, key)()
+    if type(control).update is not Control.update and type(control).state_dict is Control.state_dict:
+        raise ValueError(
+            f"{key}.name={node['name']}: the control changes in `update` and has no `state_dict`, so that no "
+            "checkpoint would save it; write `state_dict` and `load_state_dict`"
+        )
+    return control
 
 
 @dataclass
@@ -90,14 +132,14 @@ class Objective:
         main = term is self.terms[0]
         if main and self.mask is not None:
             given = [torch.where(over(batch["gradient_mask"], column), column, column.detach()) for column in given]
-        found = term.plugin(*given, rows)
+        result = term.plugin(*given, rows)
         unit = term.plugin.facts.unit
         weights = batch["loss_weights"] if unit == "token" else batch["unit_weights"]
-        if not (isinstance(found, tuple) and [type(part) for part in found] == [Tensor, dict]):
+        if not (isinstance(result, tuple) and [type(part) for part in result] == [Tensor, dict]):
             raise FunctionError(
-                f"{term.plugin.title} returned {spell_type(found)}; it must return (tensor, statistics)"
+                f"{term.plugin.title} returned {spell_type(result)}; it must return (tensor, statistics)"
             )
-        loss, statistics = found
+        loss, statistics = result
         if loss.shape != weights.shape:
             each = "token" if unit == "token" else "row"
             raise FunctionError(
@@ -140,7 +182,7 @@ class Objective:
 
     def spoilt_rows(self, outputs: dict[str, Tensor], batch: TensorDict) -> dict[str, list[int]]:
         """Rows whose loss, or whose gradient of it, is not finite, by the name of the term."""
-        found: dict[str, list[int]] = {}
+        spoilt: dict[str, list[int]] = {}
         trajectories = trajectories_of(batch)
         for term in self.terms:
             leaves = {name: outputs[name].clone().requires_grad_() for name in term.plugin.facts.outputs}
@@ -152,8 +194,8 @@ class Objective:
             for name, parts in values.items():
                 finite = [part.isfinite().reshape(len(batch), -1).all(1) for part in parts]  # (B,) each
                 if rows := (~torch.stack(finite).all(0)).nonzero()[:, 0].tolist():
-                    found[name] = rows
-        return found
+                    spoilt[name] = rows
+        return spoilt
 
 
 @dataclass(frozen=True)

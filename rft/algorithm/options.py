@@ -94,6 +94,6 @@ class AlgorithmOptions:
 
 def options_with_roles() -> type[AlgorithmOptions]:
     """`AlgorithmOptions` with an option for the loss of every registered role, null where the yaml does not name it."""
-    known = {field.name for field in fields(AlgorithmOptions)}
-    losses = [(role.loss, Any, None) for role in ROLES if role.loss is not None and role.loss not in known]
+    names = {field.name for field in fields(AlgorithmOptions)}
+    losses = [(role.loss, Any, None) for role in ROLES if role.loss is not None and role.loss not in names]
     return make_dataclass("AlgorithmOptions", losses, bases=(AlgorithmOptions,)) if losses else AlgorithmOptions

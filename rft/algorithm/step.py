@@ -16,7 +16,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.algorithm.algorithm import Algorithm
-from rft.algorithm.mismatch import log_policy_mismatch
+from rft.algorithm.divergence import log_policy_mismatch
 from rft.algorithm.objective import Update
 from rft.algorithm.roles import POLICY, ROLES
 from rft.batch.balance import Balance
@@ -31,7 +31,7 @@ class ComputesColumns(Protocol):
     def compute(
         self, batch: TensorDict, outputs: tuple[str, ...], temperature: float, dummy: TensorDict | None = None
     ) -> dict[str, Tensor]:
-        """See `rft.actor.base.ColumnModel.compute`."""
+        """Columns of the batch without gradients, as `rft.actor.base.ColumnModel.compute` does."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from rich.text import Text
 from tensordict import TensorDict
 from transformers import PreTrainedTokenizerBase
 
-from rft.actor.forward.vocabulary import vocabulary_size
+from rft.actor.forward.logits import vocabulary_size
 from rft.actor.init import read_config
 from rft.batch.columns import lengths
 from rft.data.base import GivenTexts, SourceContext, given_texts

@@ -11,7 +11,7 @@ from rich.console import Console
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from rft.actor.forward.vocabulary import vocabulary_size
+from rft.actor.forward.logits import vocabulary_size
 from rft.actor.init import check_classifier, load_model, read_config
 from rft.actor.model import add_end_tokens, empty_like
 from rft.algorithm.roles import POLICY

@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rft.algorithm import Gradient
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.certificate import Certificate, Kind, Measured, certificate
 from rft.algorithm.certificate.dialogues import LAYOUTS, measure_dialogues, same_gradient, separate_rows
-from rft.algorithm.gradient import Gradient
 from rft.modes.verify_graders import certify_graders
 from rft.registry import Plugin
 from rft.setup.components import Components

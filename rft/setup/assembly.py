@@ -11,7 +11,7 @@ from transformers import PretrainedConfig
 
 from rft.actor.base import ColumnModel, ModelContext, TrainableModel, trainable
 from rft.actor.optim.optimizer import Optimizer
-from rft.actor.precomputed import REF_LOGPROBS, PrecomputedReference
+from rft.actor.reference import REF_LOGPROBS, PrecomputedReference
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.roles import POLICY, REFERENCE, ROLES
 from rft.batch.balance import Balance

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
-from rft.actor.forward.vocabulary import forbidden_tokens, vocabulary_size
+from rft.actor.forward.logits import forbidden_tokens, vocabulary_size
 from rft.actor.init import CLASSIFIERS
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.options import AlgorithmOptions

@@ -12,12 +12,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from rft.actor.forward.vocabulary import vocabulary_size
+from rft.actor.forward.backbone import ROUTER_BALANCE, check_routers
+from rft.actor.forward.logits import vocabulary_size
 from rft.actor.init import CLASSIFIERS, CONFIG_ERRORS, knows_model, meta_model, read_config
 from rft.actor.loading.tensor_names import inner_prefix
 from rft.actor.lora.stored import find_adapter
-from rft.actor.moe import ROUTER_BALANCE, check_routers
-from rft.actor.parts import check_parts
+from rft.actor.options import check_parts
 from rft.algorithm.roles import REFERENCE, ROLES, Role
 from rft.data.rows.lazy import Rows
 from rft.data.rows.stream import StreamedRows

@@ -8,8 +8,8 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
+from rft.actor.forward.backbone import ROUTER_BALANCE
 from rft.actor.init import CLASSIFIERS
-from rft.actor.moe import ROUTER_BALANCE
 from rft.actor.options import ActorOptions, check_adapters
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.check import build_algorithm, check_critic_warmup, check_flow, check_reference

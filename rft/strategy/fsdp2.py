@@ -19,7 +19,7 @@ from rft.strategy.compiled import compile_function
 from rft.strategy.fp8 import check_layers, use_fp8
 from rft.strategy.fsdp2_options import FSDP2Options, known_peak
 from rft.strategy.gather import WHOLE, GatherOptions, gather, has_sharded_rows
-from rft.strategy.norm import clip_grad_norm
+from rft.strategy.gradients import clip_grad_norm
 from rft.strategy.offload.activations import LABEL as ACTIVATIONS
 from rft.strategy.offload.activations import ActivationOffload
 from rft.strategy.offload.optimizer import LABEL as OPTIMIZER
@@ -27,8 +27,7 @@ from rft.strategy.offload.optimizer import OptimizerOffload
 from rft.strategy.parallel.context import Context
 from rft.strategy.parallel.experts import ExpertParallel, find_experts
 from rft.strategy.parallel.groups import check_groups, group_meshes
-from rft.strategy.parallel.tensor import TensorParallel
-from rft.strategy.parallel.tp_plan import tp_plan
+from rft.strategy.parallel.tensor import TensorParallel, tp_plan
 
 
 class FSDP2(Strategy):
@@ -212,28 +211,30 @@ class FSDP2(Strategy):
         return {name: tensor.detach() for name, tensor in reversed(named.values()) if name not in left_out}
 
     def load_model_state(self, network: nn.Module, state: dict[str, Any]) -> None:
-        own = self.model_state(network, with_frozen=True)
-        missing = own.keys() - state.keys() - _frozen(network)
+        targets = self.model_state(network, with_frozen=True)
+        missing = targets.keys() - state.keys() - _frozen(network)
         assert not missing, f"the state lacks {sorted(missing)}"
         with torch.no_grad():
             for name, tensor in state.items():
-                own[name].copy_(tensor)
+                targets[name].copy_(tensor)
 
     def optimizer_state(self, network: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         names = {id(parameter): name for name, parameter in network.named_parameters()}
-        state = {names[id(parameter)]: dict(own) for parameter, own in optimizer.state.items()}
+        state = {names[id(parameter)]: dict(values) for parameter, values in optimizer.state.items()}
         groups = [
             {**group, "params": [names[id(each)] for each in group["params"]]} for group in optimizer.param_groups
         ]
         return {"state": state, "param_groups": groups}
 
     def load_optimizer_state(self, network: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        own = self.optimizer_state(network, optimizer)["param_groups"]
-        order = [name for group in own for name in group["params"]]  # the optimizer counts its parameters in this order
+        own_groups = self.optimizer_state(network, optimizer)["param_groups"]
+        order = [
+            name for group in own_groups for name in group["params"]
+        ]  # the optimizer counts its parameters in this order
         numbers = {name: number for number, name in enumerate(order)}
         groups = [
             {**saved, "params": [numbers[name] for name in group["params"]]}
-            for saved, group in zip(state["param_groups"], own, strict=True)
+            for saved, group in zip(state["param_groups"], own_groups, strict=True)
         ]
         by_number = {numbers[name]: values for name, values in state["state"].items()}
         optimizer.load_state_dict({"state": by_number, "param_groups": groups})

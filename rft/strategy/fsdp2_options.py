@@ -14,7 +14,6 @@ from rft.ranges import PositiveFloat, PositiveInt
 from rft.strategy.attention import Attention, check_attention
 from rft.strategy.base import AUTO, DTYPES, ModelFacts, StrategyOptions, chosen_dtype
 from rft.strategy.fp8 import Fp8, obstacle
-from rft.strategy.offload.parameters import param_offload_errors
 from rft.strategy.parallel.groups import split_errors
 
 # Dense TFLOPS in bfloat16 and float16, of NVIDIA's data sheets; the first name that the device's name contains counts.
@@ -171,7 +170,7 @@ class FSDP2Options(StrategyOptions):
         """A message for every option that does not suit a model, with the key and the cure."""
         sizes = self.group_sizes()
         yield from split_errors(sizes, models)
-        yield from param_offload_errors(self.param_offload, models)
+        yield from self._param_offload_errors(models)
         yield from self._fp8_errors(models)
         fused = [key for key, facts in models.items() if facts.liger]  # other models inherit the actor's
         if fused and device_kind(self.device) == "cpu":
@@ -201,6 +200,23 @@ class FSDP2Options(StrategyOptions):
                 yield (
                     f"strategy.compile: {facts.hooked[0]} is recorded by hooks in the blocks of the {key}, which do "
                     "not run with it; take it out, or leave strategy.compile at its default"
+                )
+
+    def _param_offload_errors(self, models: Mapping[str, ModelFacts]) -> Iterator[str]:
+        """A message for every model whose weights cannot be in host memory, with the key and the cure."""
+        if self.param_offload == "frozen" and all(facts.optimizers for facts in models.values()):
+            yield "strategy.param_offload=frozen: all models of the run train; set it to all, or to none"
+        for key, facts in models.items() if self.param_offload == "all" else ():
+            for name in (name for name, optimizer in facts.optimizers.items() if optimizer == "muon"):
+                yield (
+                    f"{name}.optimizer.name=muon: with strategy.param_offload=all the CPU would orthogonalize the "
+                    f"matrices slowly; set {name}.optimizer.name=adamw, or strategy.param_offload=none and "
+                    "strategy.optimizer_offload=true"
+                )
+            if facts.quantized:
+                yield (
+                    f"{key}.lora.quantize: packed weights cannot be merged in host memory; set "
+                    f"{key}.lora.quantize=null, or strategy.param_offload=none"
                 )
 
     def _fp8_errors(self, models: Mapping[str, ModelFacts]) -> Iterator[str]:

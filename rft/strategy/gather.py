@@ -1,5 +1,6 @@
 """The part of a sharded tensor that is on this rank, and the whole for an engine: on every rank, or on rank 0 alone."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +33,14 @@ RANK_ZERO = GatherOptions(rank_zero_only=True)
 def to_local(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor, which shares its storage; a tensor that is not sharded is returned as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def shard_count(tensor: Tensor) -> int:
+    """The number of ranks over which a tensor is sharded; replicas are not counted."""
+    if not isinstance(tensor, DTensor):
+        return 1
+    placements = enumerate(tensor.placements)
+    return math.prod(tensor.device_mesh.size(dim) for dim, placed in placements if not placed.is_replicate())
 
 
 def has_sharded_rows(tensor: Tensor) -> bool:

@@ -4,7 +4,7 @@ trains is warned of, and a reward that gives too few scores ends the run.
 
 from collections.abc import Mapping
 
-from rft.algorithm.mismatch import TOLERANCE
+from rft.algorithm.divergence import TOLERANCE
 from rft.batch.row_fields import UNSCORED
 from rft.errors import same_command
 

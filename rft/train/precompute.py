@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.actor.base import ColumnModel
-from rft.actor.precomputed import PrecomputedReference, row_keys
+from rft.actor.reference import PrecomputedReference, row_keys
 from rft.algorithm.step import StepContext
 from rft.metrics import Metrics
 from rft.train.stage import Stage

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 from rft.actor.base import TRAINING_STATE, ColumnModel, trainable
 from rft.actor.loading.export import add_to_config
-from rft.algorithm.mismatch import WORST
+from rft.algorithm.divergence import WORST
 from rft.algorithm.roles import POLICY
 from rft.algorithm.step import MiniBatch, PreparedRows, StepContext, current_columns, prepare_batch, select_rows
 from rft.batch.balance import Balance

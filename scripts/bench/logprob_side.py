@@ -21,16 +21,18 @@ TRL_ROWS = 8  # TRL computes all logits, and log-probabilities row by row
 
 def rft(hidden: Tensor, weight: Tensor, targets: Tensor, entropy: bool) -> Outputs:
     """The function that the actor calls."""
+    from rft.actor.forward.logits import LogitOptions
     from rft.actor.logprobs import token_logprobs
 
-    return token_logprobs(hidden, weight, None, targets, 1.0, entropy)[:2]
+    return token_logprobs(hidden, weight, None, targets, LogitOptions(1.0), entropy)[:2]
 
 
 def rft_compiled(hidden: Tensor, weight: Tensor, targets: Tensor, entropy: bool) -> Outputs:
     """`rft` as the actor calls it on a GPU with strategy.compile=true."""
+    from rft.actor.forward.logits import LogitOptions
     from rft.actor.logprobs import token_logprobs
 
-    return token_logprobs(hidden, weight, None, targets, 1.0, entropy, compiled=True)[:2]
+    return token_logprobs(hidden, weight, None, targets, LogitOptions(1.0), entropy, compiled=True)[:2]
 
 
 def plain(hidden: Tensor, weight: Tensor, targets: Tensor, entropy: bool) -> Outputs:

@@ -19,14 +19,13 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from rft.actor.init import load_with_head, read_config
 from rft.actor.loading.deferred_init import Drawing
-from rft.actor.loading.dtype import loaded_dtype
 from rft.actor.loading.export import add_to_config, exported
 from rft.actor.loading.gguf import with_folders
 from rft.actor.loading.stored import StoredWeights, find_files, open_tensors
 from rft.actor.loading.tensor_names import outer_prefix
 from rft.actor.lora.adapters import Adapters, Lora
 from rft.actor.lora.stored import find_adapter, model_path
-from rft.actor.model import add_end_tokens, empty_like, write_export
+from rft.actor.model import add_end_tokens, empty_like, loaded_dtype, write_export
 from rft.actor.options import ActorOptions
 from rft.algorithm.roles import POLICY
 from rft.data.encode.encoder import Encoder

@@ -76,7 +76,7 @@ def head(setting: Setting) -> Found:
     """Log-probabilities and entropy, forward and backward: as the trainer computes them, and in float32 in two ways."""
     import torch
 
-    from rft.actor.forward.logit_blocks import float32_products
+    from rft.actor.forward.logits import LogitOptions, float32_products
     from rft.actor.logprobs import token_logprobs
 
     device, dtype = ("cpu", torch.float32) if setting.cpu else ("cuda", torch.bfloat16)
@@ -90,7 +90,7 @@ def head(setting: Setting) -> Found:
         leaves = [tensor.detach().requires_grad_() for tensor in (hidden[:count], weight)]
         used = leaves if way == "as trained" else [leaf.float() for leaf in leaves]
         with float32_products("high" if way == "tf32" else "highest"):
-            logprobs, entropy, _ = token_logprobs(used[0], used[1], None, targets[:count], 0.7, True)
+            logprobs, entropy, _ = token_logprobs(used[0], used[1], None, targets[:count], LogitOptions(0.7), True)
             return [logprobs.detach(), entropy.detach(), *torch.autograd.grad((logprobs + entropy).sum(), leaves)]
 
     count = COMPARED[setting.cpu]

@@ -60,7 +60,7 @@ def products(setting: Setting) -> Found:
     """TFLOPS of the product of two square matrices in three formats, and GB/s of copies."""
     import torch
 
-    from rft.actor.forward.logit_blocks import float32_products
+    from rft.actor.forward.logits import float32_products
     from rft.batch.device import to_host
 
     size, device = SIZES[setting.cpu], "cpu" if setting.cpu else "cuda"

@@ -7,7 +7,7 @@ ON_THE_TOTAL = "it acts on a draw that rounding puts on the total alone, and no 
 SHAPE_ALONE = "only the shape and the device of the mask are looked at"
 
 EQUIVALENT = {
-    ("advantage.process.prime", "others = size - 1"): "a group of one gets 0, whatever is computed for it",
+    ("advantage.returns.prime", "others = size - 1"): "a group of one gets 0, whatever is computed for it",
     (
         "advantage.returns.optimal_token_baseline",
         "place = group[:, None] * keep.shape[1] + keep.cumsum(dim=1) + 1",
@@ -55,17 +55,17 @@ EQUIVALENT = {
     ): "outside `loss_mask` the loss is 0, below any bound, and r is 1",
     ("loss.clip.clipped", "advantages = torch.where(batch['loss_mask'] | True, batch['advantages'], 0.0)"): "as above",
     ("loss.clip.clipped", "advantages = torch.where(batch['loss_mask'], batch['advantages'], 1.0)"): "as above",
-    ("loss.selected._draws", "keep = batch['loss_mask'] | True"): SHAPE_ALONE,
+    ("statistics.draws_of", "keep = batch['loss_mask'] | True"): SHAPE_ALONE,
     (
-        "loss.selected.select_clip_cov",
+        "loss.clip.select_clip_cov",
         "difference = log_ratio(logprobs, batch['old_logprobs'], keep | True)",
     ): MASKED_AGAIN,
     (
-        "loss.selected.select_clip_cov",
+        "loss.clip.select_clip_cov",
         "free = keep & (clips['clip/low'] - clips['clip/high'] == 0)",
     ): "no token is clipped on both sides",
     (
-        "loss.selected.select_m2po",
+        "loss.clip.select_m2po",
         "difference = log_ratio(logprobs, batch['rollout_logprobs'], batch['loss_mask'] | True)",
     ): MASKED_AGAIN,
     (
@@ -81,19 +81,19 @@ EQUIVALENT = {
         "return -torch.where(keep, batch['advantages'] * weight, 0.0) * torch.where(keep, logprobs, 1.0)",
     ): "the other factor is 0",
     (
-        "loss.trust._kept",
+        "loss.soft._kept",
         "logprobs = logprobs.to(torch.promote_types(logprobs.dtype, torch.float32))",
     ): COMPARED,
-    ("loss.trust._kept", "return logprobs"): MASKED_AGAIN,
-    ("loss.trust._kept", "return torch.where(batch['loss_mask'] | True, logprobs, 0.0)"): MASKED_AGAIN,
-    ("loss.trust._kept", "return torch.where(batch['loss_mask'], logprobs, 1.0)"): MASKED_AGAIN,
-    ("loss.trust._trusted", "advantages = batch['advantages']"): "outside `loss_mask` nothing has fallen or risen",
+    ("loss.soft._kept", "return logprobs"): MASKED_AGAIN,
+    ("loss.soft._kept", "return torch.where(batch['loss_mask'] | True, logprobs, 0.0)"): MASKED_AGAIN,
+    ("loss.soft._kept", "return torch.where(batch['loss_mask'], logprobs, 1.0)"): MASKED_AGAIN,
+    ("loss.soft._trusted", "advantages = batch['advantages']"): "outside `loss_mask` nothing has fallen or risen",
     (
-        "loss.trust._trusted",
+        "loss.soft._trusted",
         "advantages = torch.where(batch['loss_mask'] | True, batch['advantages'], 0.0)",
     ): "outside `loss_mask` nothing has fallen or risen",
     (
-        "loss.trust._trusted",
+        "loss.soft._trusted",
         "advantages = torch.where(batch['loss_mask'], batch['advantages'], 1.0)",
     ): "outside `loss_mask` nothing has fallen or risen",
     (
@@ -101,23 +101,23 @@ EQUIVALENT = {
         "new = torch.nn.functional.pad(ordered[1:] != ordered[:-1], (min(1, len(ids)), 1))",
     ): "`scatter` reads as many numbers as there are places",
     (
-        "scores.selection.resample_counts",
+        "scores.groups.resample_counts",
         "draws = token_draws(seed, torch.arange(len(scores)), torch.zeros(2, dtype=torch.int64))[:, 0]",
     ): "the second draw of a row is not read",
     (
-        "scores.selection.resample_counts",
+        "scores.groups.resample_counts",
         "places = torch.searchsorted(sums, draws * sums[-1], right=True)",
     ): ON_THE_TOTAL,
-    ("token_weights.order_statistics.up_to_mean", "keys = (values.double() * 2 ** 30).round().long()"): MASKED_AGAIN,
+    ("statistics.up_to_mean", "keys = (values.double() * 2 ** 30).round().long()"): MASKED_AGAIN,
     (
-        "token_weights.order_statistics.up_to_mean",
+        "statistics.up_to_mean",
         "keys = (torch.where(mask, values.double(), 1.0) * 2 ** 30).round().long()",
     ): MASKED_AGAIN,
-    ("token_weights.order_statistics.crossing", "for shift in range(56, -2, -8):"): "the same shifts",
+    ("statistics.crossing", "for shift in range(56, -2, -8):"): "the same shifts",
 }
 EQUIVALENT |= {
     (
-        "scores.selection.resample_counts",
+        "scores.groups.resample_counts",
         f"places = torch.searchsorted(sums, (draws * sums[-1]).clamp(max=float(sums[-1]) {factor}), right=True)",
     ): ON_THE_TOTAL
     for factor in (

@@ -12,8 +12,7 @@ from typing import Annotated, Any
 
 from reference.yaml_files import OptionFile, option_files
 from rft.actor.actor import Actor
-from rft.algorithm.objective import Term
-from rft.algorithm.registries import (
+from rft.algorithm import (
     ADVANTAGES,
     AGGREGATIONS,
     CONTROLS,
@@ -22,6 +21,7 @@ from rft.algorithm.registries import (
     SELECTIONS,
     SHAPINGS,
 )
+from rft.algorithm.objective import Term
 from rft.data.rows.judge_data import Question
 from rft.data.rows.mixture import Mixture
 from rft.data.rows.schemas import SCHEMAS

@@ -10,10 +10,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from rft.actor import logprobs as module
-from rft.actor.forward import logit_blocks
-from rft.actor.forward.logit_blocks import LogitShape
-from rft.actor.forward.vocabulary import FORBIDDEN, forbidden_logits
-from rft.actor.logprobs import token_logprobs, top_logprobs
+from rft.actor.forward import logits
+from rft.actor.forward.logits import FORBIDDEN, LogitShape, forbidden_logits
 from tests.actor.forward.tensor_cores import TensorCores
 
 F64 = torch.float64
@@ -27,14 +25,25 @@ def inputs(n=N, v=V, bias=True, dtype=F64, seed=0):
     return (*leaves, *[None] * (not bias)), torch.randint(v, (n,), generator=generator)
 
 
+def token_logprobs(hidden, weight, bias, targets, temperature, *given, compiled=False, with_squares=False, **options):
+    """Named in this file, so that a fixture can compile it."""
+    given = given if len(given) > 1 else (*given, with_squares)
+    options = logits.LogitOptions(temperature, **options)
+    return module.token_logprobs(hidden, weight, bias, targets, options, *given, compiled=compiled)
+
+
+def top_logprobs(hidden, weight, bias, temperature, count, *given, **options):
+    return module.top_logprobs(hidden, weight, bias, logits.LogitOptions(temperature, *given, **options), count)
+
+
 def plainly(hidden, weight, bias, targets, temperature):
     logp = (torch.nn.functional.linear(hidden, weight, bias) / temperature).log_softmax(-1)
     return logp.gather(-1, targets[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
 
 
 def narrow(monkeypatch):
-    monkeypatch.setattr(logit_blocks, "BLOCK_ELEMENTS", {"cpu": 1, "cuda": 1})
-    monkeypatch.setattr(logit_blocks, "NARROWEST", 64)
+    monkeypatch.setattr(logits, "BLOCK_ELEMENTS", {"cpu": 1, "cuda": 1})
+    monkeypatch.setattr(logits, "NARROWEST", 64)
 
 
 def forget():
@@ -287,10 +296,11 @@ def test_the_logits_are_never_held_whole(monkeypatch, vocabulary):
 
 @pytest.mark.parametrize("tokens, size", [(1, 896), (60, 256), (8192, 896), (100_000, 64)])
 def test_a_block_is_within_its_cap_and_its_rows_begin_on_cache_lines(tokens, size):
-    blocks = logit_blocks.LogitBlocks(torch.empty(tokens, size, device="meta"), torch.empty(10**6, size), None, 1.0)
-    most = max(logit_blocks.BLOCK_ELEMENTS["cpu"], logit_blocks.NARROWEST * max(tokens, size))
+    hidden, options = torch.empty(tokens, size, device="meta"), logits.LogitOptions(1.0)
+    blocks = logits.LogitBlocks(hidden, torch.empty(10**6, size), None, options)
+    most = max(logits.BLOCK_ELEMENTS["cpu"], logits.NARROWEST * max(tokens, size))
     assert blocks.width * max(tokens, size) <= most
-    assert blocks.width >= logit_blocks.NARROWEST
+    assert blocks.width >= logits.NARROWEST
     assert blocks.width % 128 == 64
 
 
@@ -343,8 +353,8 @@ def test_float32_on_a_gpu_is_computed_as_on_a_cpu():
 def test_a_gpu_has_fewer_and_wider_blocks():
     """32,768 tokens and the vocabulary of Qwen2.5: each product reads all hidden states."""
     hidden, weight = torch.empty(32768, 1536, device="meta"), torch.empty(151936, 1536, device="meta")
-    count = {kind: -(-151936 // logit_blocks.LogitBlocks(hidden, weight, None, 1.0, device_type=kind).width)
-             for kind in ("cpu", "cuda")}  # fmt: skip
+    options = {kind: logits.LogitOptions(1.0, device_type=kind) for kind in ("cpu", "cuda")}
+    count = {kind: -(-151936 // logits.LogitBlocks(hidden, weight, None, options[kind]).width) for kind in options}
     assert count == {"cpu": 72, "cuda": 38}
 
 
@@ -365,7 +375,7 @@ def results(n, v, options, **more):
     "options",
     [
         {"dtype": F64, "entropy": True, "count": 1, "shape": LogitShape(3.0, 2.0), "forbids": True},
-        {"dtype": torch.float32, "entropy": False, "count": 3, "shape": logit_blocks.PLAIN, "forbids": False},
+        {"dtype": torch.float32, "entropy": False, "count": 3, "shape": logits.PLAIN, "forbids": False},
     ],
 )
 def test_compiled_blocks_are_the_same_and_no_size_is_compiled_again(options, monkeypatch):

@@ -8,11 +8,10 @@ from tensordict import TensorDict
 
 from rft.algorithm import AGGREGATIONS, LOSSES
 from rft.algorithm.advantage.group import rloo
-from rft.algorithm.advantage.process import prime
-from rft.algorithm.advantage.whiten import moments
+from rft.algorithm.advantage.returns import prime
 from rft.algorithm.scores.groups import best_over_second, group_statistics
+from rft.algorithm.statistics import crossing, exact_mean, moments, share_of, up_to_mean
 from rft.algorithm.token_weights.correction import Correction, CorrectionOptions, Rule
-from rft.algorithm.token_weights.order_statistics import crossing, exact_mean, share_of, up_to_mean
 from rft.metrics import Metrics
 from tests.helpers import batch_of
 

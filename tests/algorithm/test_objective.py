@@ -4,9 +4,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rft.algorithm.control import Control
-from rft.algorithm.objective import Objective, Term
-from rft.algorithm.registries import GRADIENT_MASKS, LOSSES
+from rft.algorithm import GRADIENT_MASKS, LOSSES
+from rft.algorithm.objective import Control, Objective, Term
 from rft.registry import Registry
 
 F64 = torch.float64

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from rft.actor.actor import Actor
 from rft.actor.init import load_with_head
-from rft.actor.precomputed import PrecomputedReference, digest
+from rft.actor.reference import PrecomputedReference, digest
 from rft.distributed import stop
 from rft.modes.plan.job import PlanJob
 from rft.setup.assembly import Job

@@ -9,9 +9,9 @@ import yaml
 from torch.distributed.checkpoint.stateful import Stateful as TorchStateful
 
 import rft
-from rft.algorithm.control import AdaptiveKL
-from rft.algorithm.registries import ADVANTAGES, CONTROLS, SHAPINGS
-from rft.algorithm.scores.normalization import RunningMoments
+from rft.algorithm import ADVANTAGES, CONTROLS, SHAPINGS
+from rft.algorithm.loss.terms import AdaptiveKL
+from rft.algorithm.scores.shaping import RunningMoments
 from rft.data.sampler import RowSampler
 from rft.logger.history import WARNINGS
 from rft.logger.log import SilentLog

@@ -8,8 +8,7 @@ import torch
 from rich.console import Console
 
 import rft
-from rft.algorithm import LOSSES
-from rft.algorithm.gradient import Gradient
+from rft.algorithm import LOSSES, Gradient
 from rft.modes.verify import certify, certify_dialogues
 from rft.setup.assembly import Job
 

@@ -318,7 +318,7 @@ def test_what_no_test_notices_is_shown(tmp_path):
     test = tmp_path / "test_two.py"
     test.write_text(
         "import torch\n"
-        "from rft.algorithm.kl import k2, k3\n"
+        "from rft.algorithm.divergence import k2, k3\n"
         "def test_of_little():\n"
         "    assert k2(torch.tensor(0.0)) == 0\n"
         "def test_that_fails():\n"
@@ -336,7 +336,7 @@ def test_what_no_test_notices_is_shown(tmp_path):
 def test_everything_noticed_is_a_success(tmp_path):
     test = tmp_path / "test_one.py"
     test.write_text(
-        "import torch\nfrom rft.algorithm.kl import k2\ndef test():\n    assert k2(torch.tensor(2.0)) == 2\n"
+        "import torch\nfrom rft.algorithm.divergence import k2\ndef test():\n    assert k2(torch.tensor(2.0)) == 2\n"
     )
     status, output = run("--only", "k2", "--tests", test, "-j", 2)
     assert status == 0, output

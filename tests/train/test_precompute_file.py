@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rft.actor.base import ModelContext
-from rft.actor.precomputed import PrecomputedReference, damage
+from rft.actor.reference import PrecomputedReference, damage
 from rft.data.encode.tokenizer import characters
 from rft.distributed import start
 from tests.helpers import make_strategy

@@ -41,13 +41,13 @@ def check_liger(config: PretrainedConfig, key: str) -> None:
     if text.model_type != config.model_type and text.model_type in _patches():
         patches.append(_patch_of(text, key))
     parameters = {name for patch in patches for name in inspect.signature(patch).parameters}
-    known = {name for option in ACTIVATIONS.keys() & parameters for name in ACTIVATIONS[option]}
+    activations = {name for option in ACTIVATIONS.keys() & parameters for name in ACTIVATIONS[option]}
     values = text.to_dict()
     name = "hidden_activation" if values.get("hidden_activation") is not None else "hidden_act"
-    if known and values.get(name, next(iter(known))) not in known:
+    if activations and values.get(name, next(iter(activations))) not in activations:
         raise ValueError(
             f"{key}.liger=true: the model has {name}={values[name]}, and Liger's kernel computes "
-            f"{' or '.join(sorted(known))}; set {key}.liger=false"
+            f"{' or '.join(sorted(activations))}; set {key}.liger=false"
         )
 
 

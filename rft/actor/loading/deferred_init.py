@@ -8,7 +8,6 @@ initialization.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -16,6 +15,8 @@ from torch import Tensor, UntypedStorage, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+from rft.actor.loading.stored import LazyTensor
 
 aten = torch.ops.aten
 META, CPU = torch.device("meta"), torch.device("cpu")
@@ -71,7 +72,7 @@ class Drawing(TorchDispatchMode):
         self._operations: dict[
             int, list[Operation]
         ] = {}  # by the address of the storage, which their targets keep alive
-        self._weights: dict[str, DrawnTensor] = {}
+        self._weights: dict[str, LazyTensor] = {}
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -89,11 +90,14 @@ class Drawing(TorchDispatchMode):
                 torch.utils.swap_tensors(buffer, self.draw(buffer))
         for name, parameter in model.named_parameters():
             if self._has(parameter):
-                self._weights[name] = DrawnTensor(self, parameter.detach())
+                self._weights[name] = self._lazy(parameter.detach())
 
-    def items(self) -> Iterator[tuple[str, "DrawnTensor"]]:
+    def items(self) -> Iterator[tuple[str, LazyTensor]]:
         """Names of the parameters, and tensors that are drawn where they are indexed."""
         yield from self._weights.items()
+
+    def _lazy(self, tensor: Tensor) -> LazyTensor:
+        return LazyTensor(lambda region: self.draw(tensor)[region])
 
     @torch.no_grad()
     def draw(self, tensor: Tensor) -> Tensor:
@@ -158,17 +162,6 @@ class AsIfReal(TorchFunctionMode):
         if func == Tensor.data.__set__:  # type: ignore[attr-defined]
             raise NotRecordedError("the data of a tensor are replaced")
         return func(*args, **(kwargs or {}))
-
-
-@dataclass(frozen=True)
-class DrawnTensor:
-    """A tensor of a drawing, with the method of a stored tensor: it is drawn whole where it is indexed."""
-
-    drawing: Drawing
-    tensor: Tensor
-
-    def __getitem__(self, region: Any) -> Tensor:
-        return self.drawing.draw(self.tensor)[region]
 
 
 def _operation(func: Any, target: Tensor, args: Any, kwargs: dict[str, Any]) -> Operation:

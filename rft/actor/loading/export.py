@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby, islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import StateDictSplit, split_torch_state_dict_into_shards
@@ -101,14 +102,14 @@ def write_model(
         del held  # before the next file is filled
     if layout.is_sharded:
         metadata = {"total_parameters": model.num_parameters(), **layout.metadata}
-        _write_index(metadata, layout.tensor_to_filename, folder)
+        _write_json({"metadata": metadata, "weight_map": layout.tensor_to_filename}, folder / SAFE_WEIGHTS_INDEX_NAME)
 
 
 def add_to_config(entries: Mapping[str, float], folder: Path) -> None:
     """Adds entries to config.json of an exported model."""
     file = folder / CONFIG_NAME
     config = json.loads(file.read_text(encoding="utf-8")) | entries
-    file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    _write_json(config, file)
 
 
 def _as_stored(model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
@@ -159,7 +160,5 @@ def _set_dtype(config: PretrainedConfig, dtype: str) -> None:
             _set_dtype(part, dtype)
 
 
-def _write_index(metadata: Mapping[str, int], files: Mapping[str, str], folder: Path) -> None:
-    index = {"metadata": metadata, "weight_map": files}
-    text = json.dumps(index, indent=2, sort_keys=True) + "\n"
-    (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(text, encoding="utf-8")
+def _write_json(entries: Mapping[str, Any], file: Path) -> None:
+    file.write_text(json.dumps(entries, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -30,14 +30,14 @@ def media_classifier(config: type[PretrainedConfig], head: type) -> type[PreTrai
     Returns:
         The class `<Family>For<Task>`, or None for a family that has no backbone apart from its language model.
     """
-    known: Any = MODEL_FOR_MULTIMODAL_LM_MAPPING, MODEL_MAPPING
-    if any(config not in mapping for mapping in known):
+    mappings: Any = MODEL_FOR_MULTIMODAL_LM_MAPPING, MODEL_MAPPING
+    if any(config not in mapping for mapping in mappings):
         return None
     language = MODEL_FOR_MULTIMODAL_LM_MAPPING[config]
     *_, family, _ = (base for base in language.__mro__ if issubclass(base, PreTrainedModel))  # the last is that itself
     name = f"{language.__name__.rpartition('For')[0]}{head.__name__.removeprefix('Generic')}"
-    own = {"__module__": language.__module__, "from_config": classmethod(_from_config)}
-    made: type[PreTrainedModel] = type(name, (head, family), own)
+    attributes = {"__module__": language.__module__, "from_config": classmethod(_from_config)}
+    made: type[PreTrainedModel] = type(name, (head, family), attributes)
     if (renamed := get_checkpoint_conversion_mapping(language.__name__)) is not None:  # else it is that of the family
         register_checkpoint_conversion_mapping(name, renamed, overwrite=True)
     return made

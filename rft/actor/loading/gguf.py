@@ -45,8 +45,8 @@ def with_folders(config: Mapping[str, Any], tell: Callable[[str], object]) -> di
     def replaced(node: Any, key: str) -> Any:
         if isinstance(node, Mapping):  # its own texts first: `actor.tokenizer.path` has the value of `actor.path`
             order = sorted(node, key=lambda name: isinstance(node[name], Mapping | list))
-            found = {name: replaced(node[name], f"{key}.{name}".lstrip(".")) for name in order}
-            return {name: found[name] for name in node}
+            values = {name: replaced(node[name], f"{key}.{name}".lstrip(".")) for name in order}
+            return {name: values[name] for name in node}
         if isinstance(node, list):
             return [replaced(below, f"{key}[{number}]") for number, below in enumerate(node)]
         if not (isinstance(node, str) and key.endswith(".path") and node.lower().endswith(GGUF)):

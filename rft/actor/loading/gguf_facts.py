@@ -90,5 +90,5 @@ def rope_factors(config: PretrainedConfig) -> Tensor:
 
 
 def _field(reader: Any, key: str) -> Any:
-    found = reader.get_field(key)
-    return None if found is None else found.contents()
+    field = reader.get_field(key)
+    return None if field is None else field.contents()

@@ -29,9 +29,9 @@ def stand_ins(model: nn.Module, make: Callable[[nn.Parameter], Tensor]) -> Itera
             module.register_parameter(name, parameter)
 
 
-def zeros(parameter: Tensor) -> Tensor:
-    """One zero, expanded."""
-    return torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)
+def zeros(parameter: Tensor, device: torch.device | str = "cpu") -> Tensor:
+    """One zero, expanded to the shape of a parameter."""
+    return torch.zeros((), dtype=parameter.dtype, device=device).expand(parameter.shape)
 
 
 def random_numbers() -> Callable[[Tensor], Tensor]:
@@ -51,8 +51,8 @@ def random_numbers() -> Callable[[Tensor], Tensor]:
             return experts[shape].expand(parameter.shape)
         while len(numbers) < calls + sum(shape):
             numbers = torch.cat((numbers, torch.randn(len(numbers), generator=generator)))
-        own = numbers[calls : calls + sum(shape)]
-        scaled = 1 + 0.1 * own if parameter.dim() < 2 else own / shape[-1] ** 0.5
+        vector = numbers[calls : calls + sum(shape)]
+        scaled = 1 + 0.1 * vector if parameter.dim() < 2 else vector / shape[-1] ** 0.5
         made = scaled.as_strided(shape, [1] * len(shape))
         if parameter.dim() > 2:
             made = experts[shape] = made.contiguous()  # grouped products take no overlapping rows

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -184,17 +185,26 @@ class StoredWeights:
         return torch.empty(self._tensors[key].get_shape(), device="meta")
 
 
-class UnreadTensor:
-    """Stands for a stored tensor in `mode=plan`: memory for all of it, without numbers, as if it were float32.
+@dataclass(frozen=True)
+class LazyTensor:
+    """Stands for a tensor whose numbers are made where it is indexed by a slice of each dimension.
+
+    Attributes:
+        read: makes the numbers of a region.
+    """
+
+    read: Callable[[Any], Tensor]
+
+    def __getitem__(self, region: Any) -> Tensor:
+        return self.read(region)
+
+
+def unread(shape: Sequence[int]) -> LazyTensor:
+    """A stored tensor in `mode=plan`: memory for all of it, without numbers, as if it were float32.
 
     A file is mapped into memory, so that the pages that a rank reads of a tensor are in memory.
     """
-
-    def __init__(self, shape: Sequence[int]) -> None:
-        self._shape = shape
-
-    def __getitem__(self, region: tuple[slice, ...]) -> Tensor:
-        return torch.empty(tuple(self._shape))[region]
+    return LazyTensor(lambda region: torch.empty(tuple(shape))[region])
 
 
 def initialize(model: PreTrainedModel, missing: set[str]) -> None:

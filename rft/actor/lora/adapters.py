@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from rft.actor.forward.media_inputs import language_part
+from rft.actor.forward.backbone import language_part
 from rft.actor.init import meta_model
 from rft.actor.loading.stand_ins import stand_ins, zeros
 from rft.actor.lora.nf4 import PackedLinear, quantize
@@ -107,12 +107,12 @@ class Lora:
                 f"{key}.path: the adapter has a {varied[0]}, with which none trains on; merge it with "
                 "scripts/convert.py merge"
             )
-        own = {"rank": self.rank, "alpha": self.alpha, "rslora": self.rslora}
+        options = {"rank": self.rank, "alpha": self.alpha, "rslora": self.rslora}
         stored = {option: continued.options.get(name, False) for option, name in PEFT_NAMES.items()}
-        for option in own:
-            if own[option] != stored[option]:
+        for option in options:
+            if options[option] != stored[option]:
                 raise ValueError(
-                    f"{key}.lora.{option}={own[option]}: the adapter of {key}.path has {stored[option]}; set "
+                    f"{key}.lora.{option}={options[option]}: the adapter of {key}.path has {stored[option]}; set "
                     f"{key}.lora.{option}={str(stored[option]).lower()}, or merge it with scripts/convert.py merge"
                 )
         if differing := sorted(continued.layers.keys() ^ set(names)):
@@ -138,16 +138,16 @@ class Lora:
             return names
         chosen = set()
         for pattern in self.targets:
-            found = {name for name in (*names, *head) if fnmatchcase(f".{name}", f"*.{pattern}")}
-            if not found:
+            matching = {name for name in (*names, *head) if fnmatchcase(f".{name}", f"*.{pattern}")}
+            if not matching:
                 ends = ", ".join(sorted({name.rpartition(".")[2] for name in names}))
                 raise ValueError(f"{key}.lora.targets: {pattern!r} is no linear layer of the model (there are: {ends})")
-            if found & set(head):
+            if matching & set(head):
                 raise ValueError(
                     f"{key}.lora.targets: {pattern!r} takes in the head, whose weight the log-probabilities are "
                     "computed with directly: an adapter would not be seen; name other layers, or set all-linear"
                 )
-            chosen |= found
+            chosen |= matching
         return [name for name in names if name in chosen]
 
     def add(
@@ -164,13 +164,15 @@ class Lora:
         from peft import LoraConfig, inject_adapter_in_model
 
         targets, (names, _) = self.layers(model, key), linear_layers(model)
+        # later checkpoints move links such as `latest`; a hub name stays as it is
+        without_links = str(Path(path).resolve()) if path is not None and Path(path).is_dir() else path
         config = LoraConfig(
             r=self.rank,
             lora_alpha=self.alpha,
             use_rslora=self.rslora,
             target_modules=targets,
             fan_in_fan_out=isinstance(model.get_submodule(targets[0]), Conv1D),
-            base_model_name_or_path=_unmoved(path),
+            base_model_name_or_path=without_links,
             task_type="CAUSAL_LM",
         )
         with torch.random.fork_rng(), stand_ins(model, zeros):  # peft draws no adapter on the meta device
@@ -280,7 +282,7 @@ class LoraWeights(Iterable[tuple[str, Tensor]]):
         return self.gather(self.adapters.merged(), self.options)
 
     def base(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Adapters.base`."""
+        """The whole weights that the adapters are to be merged into."""
         return self.gather(self.adapters.base(), self.options)
 
     def alone(self) -> Iterator[tuple[str, Tensor]]:
@@ -310,11 +312,6 @@ def linear_layers(model: PreTrainedModel) -> tuple[list[str], list[str]]:
     linear = {name: module for name, module in modules.items() if isinstance(module, nn.Linear | Conv1D)}
     head = [name for name, module in linear.items() if module is model.get_output_embeddings()]
     return [name for name in linear if name not in head], head
-
-
-def _unmoved(path: str | None) -> str | None:
-    """A folder by its absolute path without links such as `latest`, which later checkpoints move; a hub name as is."""
-    return str(Path(path).resolve()) if path is not None and Path(path).is_dir() else path
 
 
 def _is_adapter(name: str) -> bool:

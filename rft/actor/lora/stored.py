@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import CONFIG_NAME, cached_file
 
+from rft.actor.loading.stored import LazyTensor
 from rft.actor.loading.tensor_names import outer_prefix
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -62,7 +63,7 @@ class StoredAdapter:
         """
         left = load_file(self.file)
         names = [name.removesuffix(".lora_A.weight") for name in left if name.endswith(".lora_A.weight")]
-        found = {
+        matrices = {
             name.removeprefix(PREFIX): (left.pop(f"{name}.lora_A.weight"), left.pop(f"{name}.lora_B.weight"))
             for name in names
         }
@@ -71,7 +72,7 @@ class StoredAdapter:
                 f"{self.path}: {sorted(left)[0]} is no adapter of a linear layer; merge it with scripts/convert.py "
                 "merge, or with peft"
             )
-        return found
+        return matrices
 
     @property
     def dtype(self) -> torch.dtype:
@@ -91,7 +92,12 @@ class StoredAdapter:
         outside = outer_prefix(model)
         for name, tensor in tensors:
             layer = f"{outside}{name}".removesuffix(".weight")
-            yield name, _Sum(tensor, self, layer) if name.endswith(".weight") and layer in self.layers else tensor
+            adapted = name.endswith(".weight") and layer in self.layers
+            yield name, self._sum(tensor, layer) if adapted else tensor
+
+    def _sum(self, weight: Any, layer: str) -> LazyTensor:
+        """A stored weight with what the adapter adds to it, in float32."""
+        return LazyTensor(lambda region: self.delta(layer)[region].add_(weight[region]))
 
     def check(self, model: PreTrainedModel) -> None:
         """Compares the adapter with its model, which may be on the meta device.
@@ -111,19 +117,6 @@ class StoredAdapter:
                 )
             if tied[id(weight)] > 1:
                 raise ValueError(f"{self.path}: the weight of {layer} is tied to another one; merge it with peft")
-
-
-@dataclass(frozen=True)
-class _Sum:
-    """A stored weight with what an adapter adds to it, in float32."""
-
-    weight: Any
-    adapter: StoredAdapter
-    layer: str
-
-    def __getitem__(self, region: tuple[slice, ...]) -> Tensor:
-        product = self.adapter.delta(self.layer)[region]
-        return product.add_(self.weight[region])
 
 
 def find_adapter(path: str) -> StoredAdapter | None:

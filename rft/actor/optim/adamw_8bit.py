@@ -54,8 +54,8 @@ def numbers(codes: Tensor, scales: Tensor, signed: bool) -> Tensor:
         scales: (..., blocks).
         signed: selects the signed or the unsigned code book.
     """
-    found = code_book(signed, codes.device).index_select(0, codes.int().flatten()).view(codes.shape)
-    return found * scales.repeat_interleave(BLOCK, -1)[..., : codes.shape[-1]]
+    shares = code_book(signed, codes.device).index_select(0, codes.int().flatten()).view(codes.shape)
+    return shares * scales.repeat_interleave(BLOCK, -1)[..., : codes.shape[-1]]
 
 
 def round_to(codes: Tensor, scales: Tensor, values: Tensor, signed: bool) -> None:

@@ -1,12 +1,30 @@
 """The exponential moving average (EMA) of the weights over the updates of a stage."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.profiler import record_function
+
+
+@contextmanager
+def swapped(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
+    """Inside the block the two tensors of each pair have the values of each other."""
+    _swap(pairs)
+    try:
+        yield
+    finally:
+        _swap(pairs)
+
+
+@torch.no_grad()
+def _swap(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    for one, other in pairs:
+        before = one.clone()
+        one.copy_(other)
+        other.copy_(before)
 
 
 class WeightAverage:
@@ -37,14 +55,9 @@ class WeightAverage:
         for average, weight in self._pairs:
             average.lerp_(weight, share)
 
-    @contextmanager
-    def in_network(self) -> Iterator[None]:
+    def in_network(self) -> AbstractContextManager[None]:
         """Inside the block the network has the averaged weights; before the first update, its own."""
-        self._swap()
-        try:
-            yield
-        finally:
-            self._swap()
+        return swapped(self._pairs if self.updates else [])
 
     def state_dict(self) -> dict[str, Any]:
         """The average by the names of the weights, sharded as they are and not copied."""
@@ -57,12 +70,3 @@ class WeightAverage:
         self.updates = state["updates"]
         for (average, _), tensor in zip(self._pairs, state["weights"].values(), strict=True):
             average.copy_(tensor)
-
-    @torch.no_grad()
-    def _swap(self) -> None:
-        if not self.updates:
-            return
-        for average, weight in self._pairs:
-            current = weight.clone()
-            weight.copy_(average)
-            average.copy_(current)

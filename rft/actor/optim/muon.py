@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
+from rft.strategy.gather import shard_count
+
 MOMENTUM = 0.95
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
@@ -39,14 +41,6 @@ def step(parameters: Iterable[nn.Parameter], states: Iterable[dict[str, Any]], g
             updates = orthogonal([grad.lerp(momentum, MOMENTUM) for _, grad, momentum in chunk])  # Nesterov momentum
             for (parameter, *_), update in zip(chunk, updates, strict=True):
                 parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-size)
-
-
-def shard_count(parameter: Tensor) -> int:
-    """The number of ranks over which a parameter is sharded."""
-    if not isinstance(parameter, DTensor):
-        return 1
-    placements = enumerate(parameter.placements)
-    return math.prod(parameter.device_mesh.size(dim) for dim, placement in placements if placement.is_shard())
 
 
 def orthogonal(updates: list[Tensor]) -> list[Tensor]:

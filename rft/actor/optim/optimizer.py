@@ -56,7 +56,7 @@ class Optimizer:
             the matrices of the blocks; AdamW updates the other parameters).
         lr: peak learning rate.
         lr_factors: None, or patterns of parameter names, and the factors of `lr` for the parameters that they match;
-            the first pattern that matches holds. See `rft.actor.parts`.
+            the first pattern that matches holds. See `rft.actor.options`.
         betas, eps: those of AdamW.
         weight_decay: for matrices only, not for biases and norms.
         max_grad_norm: the global gradient norm is clipped to this; None: it is not clipped.
@@ -95,11 +95,10 @@ class Optimizer:
 
         def rule_of(parameter: nn.Parameter) -> str:
             special = {
-                "adamw": False,
                 "adamw_8bit": adamw_8bit.takes(parameter),
                 "muon": id(parameter) in in_blocks and muon.takes(parameter),
             }
-            return self.name if special[self.name] else "adamw"
+            return self.name if special.get(self.name, False) else "adamw"
 
         groups: dict[tuple[str, float, float], list[nn.Parameter]] = {}
         for parameter in network.parameters():

@@ -3,12 +3,17 @@
 It stands in the place of transformers' attention functions, so it serves every model that calls them. What computes it
 is a kernel of `rft.actor.packing.kernels`. Padded rows have such a function, too: for its own ones transformers reads
 positions to decide whether a mask is needed, for which the host waits for the GPU.
+
+Layers with a state that runs along the tokens (linear attention, 2412.06464) transformers computes for rows of one
+length. Here the packed rows of each length are such a batch. Rows behind a shared prefix compute it again, each for
+itself: a state is not divided into tokens.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any, ClassVar
 
 import torch
@@ -16,15 +21,55 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
-from rft.actor.forward.backbone import run_backbone
-from rft.actor.forward.media_inputs import MediaInputs, language_part, row_positions
+from rft.actor.forward.backbone import MediaInputs, language_part, row_positions, run_backbone
 from rft.actor.loading.stand_ins import random_numbers, stand_ins
 from rft.actor.packing.kernels.base import AttentionKernel, AttentionNeeds, AttentionRule
 from rft.actor.packing.kernels.operator import attend_opaque, register
 from rft.actor.packing.kernels.sdpa import SdpaKernel, attend_rows
-from rft.actor.packing.layout import PackedLayout, PackedSegment, pack_layout
-from rft.actor.packing.recurrent import RECURRENT, separate_rows
+from rft.actor.packing.layout import PackedLayout, PackedSegment, Segments, pack_layout
 from rft.batch.encoded import EncodedText, MediaFacts
+
+RECURRENT = "linear_attention"  # the type of such a layer in a config
+
+
+def separate_rows(part: nn.Module) -> list[nn.Module]:
+    """Lets the layers layers of a language model compute packed rows each for itself; returns these modules.
+
+    They are those with a convolution over the tokens. They need `layout` among their arguments.
+    """
+    layers = [module for module in part.modules() if any(isinstance(child, nn.Conv1d) for child in module.children())]
+    for module in layers:
+        plain: Any = type(module)  # mypy takes no class for hashable
+        module.__class__ = _separating(plain)  # as FSDP does: copies of the module keep it
+    return layers
+
+
+@cache
+def _separating(plain: Any) -> Any:
+    """A subclass whose forward computes packed rows (1, N, D) row by row."""
+
+    @torch.compiler.disable(reason="it loops over rows of any length")
+    def forward(self: Any, hidden_states: Tensor, *, layout: PackedLayout | None = None, **options: Any) -> Tensor:
+        if layout is None:
+            return plain.forward(self, hidden_states, **options)
+        parts = hidden_states[0].split([segment.rows * segment.length for segment in layout.segments])
+        results = []
+        for tokens, segment in zip(parts, layout.segments, strict=True):
+            rows = _rows(tokens, segment, parts)
+            states = plain.forward(self, rows, **options)
+            results.append(states[:, -segment.length :].flatten(0, 1))
+        return torch.cat(results)[None]
+
+    return type(plain.__name__, (plain,), {"forward": forward, "__module__": plain.__module__})
+
+
+def _rows(tokens: Tensor, segment: PackedSegment, parts: tuple[Tensor, ...]) -> Tensor:
+    """The rows of a segment as a batch (rows, P + length, D), behind the prefix that they share."""
+    rows = tokens.unflatten(0, (segment.rows, segment.length))
+    if segment.prefix is None:
+        return rows
+    return torch.cat((parts[segment.prefix].expand(segment.rows, -1, -1), rows), 1)
+
 
 PADDED = "rft_padded"  # the name of `padded_attention` among transformers' attention functions
 WITHOUT_EFFECT = {"dropout", "position_ids", "use_cache", "output_attentions"}  # that models hand on as well
@@ -39,11 +84,7 @@ def packed_attention(
     *,
     kernel: AttentionKernel,
     layout: PackedLayout,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **others: Any,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """Attention of one layer, in the signature of transformers' attention functions.
 
@@ -51,7 +92,7 @@ def packed_attention(
         query: (1, heads, N, width) of the packed sequence; key, value: of as many or fewer heads.
         kernel: computes it.
         layout: of the rows.
-        scaling, sliding_window, softcap, s_aux: see `AttentionRule`.
+        options: see `attention_rule`.
 
     Returns:
         (1, N, heads, width), and no attention weights.
@@ -59,11 +100,9 @@ def packed_attention(
     Raises:
         TypeError: the model asks for something else.
     """
-    _refuse_others(attention_mask=attention_mask, **others)
-    part = layout.shard
-    if part is not None and s_aux is not None:
-        s_aux = s_aux.chunk(part.context.size)[part.context.rank]  # of the heads of this rank
-    rule = AttentionRule(scaling, sliding_window, softcap, s_aux)
+    rule, part = attention_rule(attention_mask=attention_mask, **options), layout.shard
+    if part is not None and rule.sinks is not None:  # of the heads of this rank
+        rule = replace(rule, sinks=rule.sinks.chunk(part.context.size)[part.context.rank])
     if part is None and kernel.opaque and torch.compiler.is_compiling():
         return attend_opaque(kernel, query, key, value, layout.table, rule), None
     return _attend(kernel, query, key, value, layout, rule), None
@@ -85,23 +124,13 @@ def _attend(
 
 
 def padded_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **others: Any,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """Attention of one layer over rows padded on the right, in the signature of transformers' attention functions.
 
     Args:
         query: (B, heads, T, width); key, value: of as many or fewer heads.
-        scaling, sliding_window, softcap, s_aux: see `AttentionRule`.
+        options: see `attention_rule`.
 
     Returns:
         (B, T, heads, width), and no attention weights.
@@ -109,16 +138,25 @@ def padded_attention(
     Raises:
         TypeError: the model asks for something else.
     """
-    _refuse_others(attention_mask=attention_mask, **others)
-    rule = AttentionRule(scaling, sliding_window, softcap, s_aux)
-    states = attend_rows(query, key, value, rule=rule)
+    states = attend_rows(query, key, value, attention_rule(attention_mask=attention_mask, **options))
     return states.transpose(1, 2).contiguous(), None
 
 
-def _refuse_others(**others: Any) -> None:
-    """Raises a TypeError for arguments of a layer that would have an effect."""
+def attention_rule(
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> AttentionRule:
+    """How a layer attends, by the names that models of transformers have for it.
+
+    Raises:
+        TypeError: the layer passes another argument that would have an effect.
+    """
     if foreign := {name for name, value in others.items() if value is not None} - WITHOUT_EFFECT:
         raise TypeError(f"its attention takes {', '.join(sorted(foreign))}")
+    return AttentionRule(scaling, sliding_window, softcap, s_aux)
 
 
 class _Recorder(SdpaKernel):
@@ -129,9 +167,7 @@ class _Recorder(SdpaKernel):
     def __init__(self) -> None:
         self.calls: list[tuple[Tensor, Tensor, Tensor, AttentionRule]] = []
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, segments: tuple[PackedSegment, ...], rule: AttentionRule
-    ) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, segments: Segments, rule: AttentionRule) -> Tensor:
         self.calls.append((query, key, value, rule))
         return super().attend(query, key, value, segments, rule)
 

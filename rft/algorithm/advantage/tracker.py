@@ -6,10 +6,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rft.algorithm import ADVANTAGES, AllSum, Gradient
 from rft.algorithm.advantage.group import spread
-from rft.algorithm.advantage.whiten import whitened
-from rft.algorithm.gradient import Gradient
-from rft.algorithm.registries import ADVANTAGES, AllSum
+from rft.algorithm.statistics import whitened
 from rft.ranges import Fraction
 
 
@@ -26,7 +25,7 @@ def spo(scores: Tensor, rewards: Tensor, batch: TensorDict, *, all_sum: AllSum) 
     """
     trained = batch["loss_mask"].any(-1)  # (B,)
     advantage = whitened(scores.double() - batch["baseline_scores"].double(), trained, all_sum)
-    return {"advantages": torch.where(batch["loss_mask"], advantage.to(scores.dtype)[:, None], 0.0)}  # (B, T)
+    return {"advantages": spread(advantage, scores, batch)}
 
 
 class AgentBaselines:

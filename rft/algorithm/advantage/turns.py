@@ -6,9 +6,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rft.algorithm import ADVANTAGES, Gradient
 from rft.algorithm.advantage.group import EPSILON, spread
-from rft.algorithm.gradient import Gradient
-from rft.algorithm.registries import ADVANTAGES
 from rft.algorithm.scores.groups import group_statistics
 from rft.ranges import Fraction, NonNegativeFloat, NonNegativeInt
 
@@ -118,5 +117,5 @@ def _number(*columns: Tensor) -> Tensor:
 
 
 def _compared(values: Tensor, group: Tensor, scale: str) -> Tensor:
-    found = group_statistics(values, group)
-    return found.centred / (found.std + EPSILON) if scale == "group" else found.centred
+    statistics = group_statistics(values, group)
+    return statistics.centred / (statistics.std + EPSILON) if scale == "group" else statistics.centred

@@ -6,10 +6,10 @@ last digits of float64, or it is not.
 
 from dataclasses import dataclass
 
-from rft.algorithm.certificate.evaluate import Kind
+from rft.algorithm import Gradient
 from rft.algorithm.certificate.invariances import invariances
 from rft.algorithm.certificate.measure import GROUP_SIZE, Measured, measure
-from rft.algorithm.gradient import Gradient
+from rft.algorithm.certificate.sample import Kind
 from rft.errors import FunctionError
 from rft.registry import Plugin
 

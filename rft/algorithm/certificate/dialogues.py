@@ -13,11 +13,9 @@ import torch
 from tensordict import TensorDict
 
 from rft.algorithm.algorithm import Algorithm
-from rft.algorithm.certificate.evaluate import differentiated
-from rft.algorithm.certificate.measure import Measured, compare
-from rft.algorithm.certificate.objectives import OBJECTIVES
+from rft.algorithm.certificate.measure import OBJECTIVES, Measured, compare
 from rft.algorithm.certificate.policy import Prompt, TinyPolicy
-from rft.algorithm.certificate.sample import alone
+from rft.algorithm.certificate.sample import alone, differentiated
 from rft.algorithm.objective import Objective
 from rft.algorithm.trajectories import trajectories_of
 from rft.metrics import Metrics
@@ -78,11 +76,11 @@ def measure_dialogues(
         rows[name] = rows[name] * rows["chance"].view(-1, *[1] * (rows[name].dim() - 1))
     objective = Objective(algorithm.policy.terms[:1], algorithm.policy.mask, algorithm.policy.corrected)
     loss, _, _ = objective(outputs, rows, trajectories_of(rows))
-    found = differentiated(-loss, {"logits": logits})["logits"]
+    gradient = differentiated(-loss, {"logits": logits})["logits"]
 
     logits = policy.logits.clone().requires_grad_()
     wanted = differentiated(OBJECTIVES["reward"](policy, logits, TRAJECTORIES, {}), {"logits": logits})["logits"]
-    return compare(found, wanted, "reward", TOLERANCE), found
+    return compare(gradient, wanted, "reward", TOLERANCE), gradient
 
 
 def same_gradient(gradient: torch.Tensor, other: torch.Tensor) -> bool:
@@ -110,5 +108,5 @@ def write(
     rows = TensorDict.cat(parts)
     rows = rows[rows["response_mask"].any(1)]
     rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
-    found = {name: rows[f"output/{name}"] for name in outputs}
-    return rows.exclude("loss_mask", *(f"output/{name}" for name in outputs)), found
+    written = {name: rows[f"output/{name}"] for name in outputs}
+    return rows.exclude("loss_mask", *(f"output/{name}" for name in outputs)), written

@@ -7,8 +7,18 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rft.algorithm.certificate.evaluate import Kind, Outcome, call_loss, evaluate, prepared, sample_for
-from rft.algorithm.certificate.sample import KEEP, OF_CANDIDATES, PARTS, of_candidates
+from rft.algorithm.certificate.sample import (
+    KEEP,
+    OF_CANDIDATES,
+    PARTS,
+    Kind,
+    Outcome,
+    call_loss,
+    evaluate,
+    of_candidates,
+    prepared,
+    sample_for,
+)
 from rft.batch.columns import over
 from rft.registry import Plugin
 
@@ -28,7 +38,7 @@ def well_formed(plugin: Plugin, kind: Kind) -> bool:
 
 def repetition(plugin: Plugin, kind: Kind) -> bool:
     """The same rows have the same result again: the function remembers nothing, and draws from no global generator."""
-    first, second = ({**found.columns, **found.sums} for found in (_outcome(plugin, kind), _outcome(plugin, kind)))
+    first, second = ({**each.columns, **each.sums} for each in (_outcome(plugin, kind), _outcome(plugin, kind)))
     return all(torch.equal(second[name], first[name]) for name in first)
 
 

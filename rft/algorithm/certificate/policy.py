@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm.scores.rewards import token_rewards
+from rft.algorithm.scores.shaping import token_rewards
 
 SYMBOLS = 3
 LAST = SYMBOLS - 1  # the symbol that ends an answer
@@ -156,13 +156,13 @@ class TinyPolicy:
 
     def groups(self, n: int) -> list[tuple[Tensor, Tensor]]:
         """For each prompt: groups of n answers in any order, (groups, n), and how many orders each has, (groups,)."""
-        found = []
+        groups_of_prompts = []
         for p in range(self.prompts):
             rows = (self.prompt == p).nonzero()[:, 0].tolist()
             groups = list(itertools.combinations_with_replacement(rows, n))
             orders = [math.factorial(n) / math.prod(map(math.factorial, Counter(group).values())) for group in groups]
-            found.append((torch.tensor(groups), torch.tensor(orders, dtype=torch.float64)))
-        return found
+            groups_of_prompts.append((torch.tensor(groups), torch.tensor(orders, dtype=torch.float64)))
+        return groups_of_prompts
 
     def batches(self, n: int, together: bool) -> Iterator[tuple[Tensor, TensorDict, Tensor]]:
         """Every batch, as (answers (N,), columns of the batch (N,), probability of each row's group or batch (N,)).

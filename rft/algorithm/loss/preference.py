@@ -5,19 +5,17 @@ The value of a pair stands in both of its rows, and so do its statistics: their 
 """
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from rft.algorithm.gradient import Gradient
-from rft.algorithm.kl import k3
+from rft.algorithm import LOSSES, AllSum, Gradient, Unreduced
+from rft.algorithm.divergence import k3, log_ratio
 from rft.algorithm.loss.sequence import row_mean
-from rft.algorithm.ratio import log_ratio
-from rft.algorithm.registries import LOSSES, AllSum, Unreduced
-from rft.algorithm.scores.pairs import both
+from rft.algorithm.scores.groups import both
 from rft.algorithm.token_weights.aggregation import divisor, tokens_of_rows
 from rft.ranges import NonNegativeFloat, PositiveFloat, Range
 
@@ -29,6 +27,7 @@ def gradient(slope: float, average: bool = False) -> Gradient:
 
 
 EVALUATED = ("preference/accuracy", "preference/margin")  # on held-out pairs
+OF_PAIRS: dict[str, Any] = {"unit": "pair", "statistics": EVALUATED}
 # The assumed share of swapped labels: at one half the labels carry no information.
 Noise = Annotated[float, Range(low=0, below=0.5)]
 
@@ -36,8 +35,7 @@ Noise = Annotated[float, Range(low=0, below=0.5)]
 @LOSSES.register(
     "dpo",
     reads=("ref_logprobs", "chosen"),
-    unit="pair",
-    statistics=EVALUATED,
+    **OF_PAIRS,
     gradient=lambda beta, label_smoothing: gradient(beta * (0.5 - label_smoothing)),
 )
 def dpo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat, label_smoothing: Noise) -> Unreduced:
@@ -60,8 +58,7 @@ def dpo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat, label_smoot
 @LOSSES.register(
     "robust_dpo",
     reads=("ref_logprobs", "chosen"),
-    unit="pair",
-    statistics=EVALUATED,
+    **OF_PAIRS,
     gradient=lambda beta, label_smoothing: gradient(beta / (2 - 4 * label_smoothing)),
 )
 def robust_dpo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat, label_smoothing: Noise) -> Unreduced:
@@ -85,8 +82,7 @@ def robust_dpo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat, labe
 @LOSSES.register(
     "ipo",
     reads=("ref_logprobs", "chosen"),
-    unit="pair",
-    statistics=EVALUATED,
+    **OF_PAIRS,
     gradient=lambda beta, average: gradient(1 / beta, average),
 )
 def ipo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat, average: bool) -> Unreduced:
@@ -107,8 +103,7 @@ def ipo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat, average: bo
 @LOSSES.register(
     "hinge",
     reads=("ref_logprobs", "chosen"),
-    unit="pair",
-    statistics=EVALUATED,
+    **OF_PAIRS,
     gradient=lambda beta: gradient(beta),
 )
 def hinge(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat) -> Unreduced:
@@ -125,8 +120,7 @@ def hinge(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat) -> Unredu
 @LOSSES.register(
     "cpo",
     reads=("chosen",),
-    unit="pair",
-    statistics=EVALUATED,
+    **OF_PAIRS,
     gradient=Gradient("near", "margin of pairs", cosine=0.996),
 )
 def cpo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat) -> Unreduced:
@@ -145,8 +139,7 @@ def cpo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat) -> Unreduce
 @LOSSES.register(
     "simpo",
     reads=("chosen",),
-    unit="pair",
-    statistics=EVALUATED,
+    **OF_PAIRS,
     gradient=Gradient("near", "mean margin of pairs", cosine=0.999),
 )
 def simpo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat, gamma: NonNegativeFloat) -> Unreduced:
@@ -165,8 +158,7 @@ def simpo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat, gamma: No
 @LOSSES.register(
     "orpo",
     reads=("chosen",),
-    unit="pair",
-    statistics=EVALUATED,
+    **OF_PAIRS,
     gradient=Gradient("near", "mean margin of pairs", cosine=0.993),
 )
 def orpo(logprobs: Tensor, batch: TensorDict, *, weight: PositiveFloat) -> Unreduced:

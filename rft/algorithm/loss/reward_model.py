@@ -9,10 +9,9 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
-from rft.algorithm.gradient import Gradient
-from rft.algorithm.ratio import log_ratio
-from rft.algorithm.registries import LOSSES, Unreduced
-from rft.algorithm.scores.pairs import both
+from rft.algorithm import LOSSES, Gradient, Unreduced
+from rft.algorithm.divergence import log_ratio
+from rft.algorithm.scores.groups import both
 from rft.ranges import PositiveFloat
 
 

@@ -8,12 +8,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm.gradient import Gradient
-from rft.algorithm.kl import k3
+from rft.algorithm import LOSSES, Gradient, Unreduced
+from rft.algorithm.divergence import LARGEST_LOG_RATIO, k3, log_ratio, ratio
 from rft.algorithm.loss.clip import clip_statistics, clipped
 from rft.algorithm.loss.soft import reinforced
-from rft.algorithm.ratio import LARGEST_LOG_RATIO, log_ratio, ratio
-from rft.algorithm.registries import LOSSES, Unreduced
 from rft.algorithm.scores.groups import dense_numbers
 from rft.ranges import ClipBound, Fraction, NonNegativeFloat, PositiveFloat
 
@@ -55,8 +53,8 @@ def gspo_token(logprobs: Tensor, batch: TensorDict, *, clip_low: Fraction, clip_
     """
     difference = log_ratio(logprobs, batch["old_logprobs"], batch["loss_mask"])  # (B, T)
     s = ratio(row_mean(difference.detach(), batch["loss_mask"]))[:, None]  # (B, 1)
-    own = (difference - difference.detach()).exp()  # (B, T), all ones
-    return clipped(s * own, difference, batch, clip_low, clip_high, dual_clip=None)
+    token_ratio = (difference - difference.detach()).exp()  # (B, T), all ones
+    return clipped(s * token_ratio, difference, batch, clip_low, clip_high, dual_clip=None)
 
 
 @LOSSES.register(

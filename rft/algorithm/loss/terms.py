@@ -1,15 +1,18 @@
-"""Terms: losses that are added to another one with a coefficient."""
+"""Terms, losses that are added to another one with a coefficient; and coefficients that move, by a number that was
+measured in the step before.
+"""
 
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm.gradient import Gradient
-from rft.algorithm.kl import ESTIMATORS, k2, k3, straight_through
-from rft.algorithm.ratio import log_ratio, ratio
-from rft.algorithm.registries import LOSSES, AllSum, Unreduced
+from rft.algorithm import CONTROLS, LOSSES, AllSum, Gradient, Unreduced
+from rft.algorithm.divergence import ESTIMATORS, k2, k3, log_ratio, ratio, straight_through
+from rft.algorithm.objective import Control
+from rft.ranges import NonNegativeFloat, PositiveFloat
 
 
 @LOSSES.register(
@@ -152,3 +155,63 @@ def echo(logprobs: Tensor, batch: TensorDict) -> Unreduced:
     """
     observed = torch.where(batch["observation_mask"], -logprobs, 0.0).sum(1)
     return observed * batch["observation_scale"], {}
+
+
+@CONTROLS.register("adaptive")
+class AdaptiveKL(Control):
+    """beta *= 1 + clip(KL / target - 1, +-0.2) * rows / horizon. arXiv 1909.08593, section 2.2.
+
+    Args:
+        initial: beta at the start.
+        target: the KL that it adapts to, in the unit of the KL that `update` gets; above 0.
+        horizon: rows over which a KL that is off by 20 % or more moves beta by 20 %; above 0.
+    """
+
+    def __init__(self, *, initial: NonNegativeFloat, target: PositiveFloat, horizon: PositiveFloat) -> None:
+        super().__init__(initial)
+        self.target = target
+        self.horizon = horizon
+
+    def update(self, measured: float, rows: int) -> None:
+        error = min(max(measured / self.target - 1, -0.2), 0.2)
+        self.coef *= 1 + error * rows / self.horizon
+
+    def state_dict(self) -> dict[str, float]:
+        return {"coef": self.coef}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        self.coef = state["coef"]
+
+
+@CONTROLS.register("target_entropy")
+class TargetEntropy(Control):
+    """c goes up by `step` after a step whose entropy was below the target, and down by it after one above it, not
+    below 0. The coefficient is c while the entropy is at or below the target, and 0 otherwise.
+
+    Skywork-OR1, arXiv 2505.22312, section 3.2.5, with the entropy of the step before. There c may fall below 0, and
+    would then punish entropy once it is too low.
+
+    Args:
+        initial: c, and the coefficient, at the start.
+        target: the entropy per token that is kept.
+        step: by which c moves.
+    """
+
+    def __init__(self, *, initial: NonNegativeFloat, target: PositiveFloat, step: PositiveFloat) -> None:
+        super().__init__(initial)
+        self.level = initial
+        self.target = target
+        self.step = step
+
+    def update(self, measured: float, rows: int) -> None:
+        if measured < self.target:
+            self.level += self.step
+        elif measured > self.target:
+            self.level = max(self.level - self.step, 0.0)
+        self.coef = self.level if measured <= self.target else 0.0
+
+    def state_dict(self) -> dict[str, float]:
+        return {"coef": self.coef, "level": self.level}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        self.coef, self.level = state["coef"], state["level"]

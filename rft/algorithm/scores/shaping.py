@@ -1,14 +1,21 @@
-"""Shaping: changes to a score before an advantage is computed from it."""
+"""What happens to the score of a row before an advantage is computed from it: shaping, and the rewards of its tokens.
+
+Some shapings normalise scores by moments of many rows, which are computed in float64. Where a standard deviation is 0
+up to rounding, nothing is divided, and a centred score is exactly 0: otherwise the rounding errors of equal scores
+would become advantages.
+"""
 
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm.registries import SHAPINGS
-from rft.algorithm.scores.groups import dense_numbers
+from rft.algorithm import SHAPINGS, AllSum
+from rft.algorithm.scores.groups import ROUNDING, dense_numbers, group_statistics
+from rft.algorithm.statistics import deviations, moments
 from rft.ranges import Fraction, NonNegativeFloat, PositiveInt
 
 LengthOf = Literal["answer", "episode"]
@@ -126,3 +133,158 @@ def kimi_length(scores: Tensor, batch: TensorDict, *, term: str, factor: NonNega
     added = 0.5 - (length - least) / span  # NaN where all lengths are equal
     added = torch.where(value > 0, added, added.clamp(max=0))
     return scores + torch.where((span == 0) | value.isnan(), 0.0, factor * added).to(scores.dtype)
+
+
+EPSILON = 1e-6
+
+
+class RunningMoments:
+    """Moments of all numbers of a run so far, in float64; parts are merged as in Chan et al., 1979.
+
+    Attributes:
+        count: how many.
+        mean: 0 before the first.
+        squares: sum of the squared deviations from the mean.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0.0
+        self.mean = 0.0
+        self.squares = 0.0
+
+    def update(self, count: float, mean: float, squares: float) -> None:
+        """Adds numbers of which the same moments are known; `count` may be 0."""
+        total = self.count + count
+        if total == 0:
+            return
+        gap = mean - self.mean
+        self.squares += squares + gap**2 * self.count * count / total
+        self.mean += gap * count / total
+        self.count = total
+
+    @property
+    def std(self) -> float:
+        """The standard deviation with ddof 1; 0 of a single number."""
+        return math.sqrt(self.squares / max(self.count - 1, 1))
+
+    def numbers(self) -> dict[str, float]:
+        """What a step logs."""
+        return {"mean": self.mean, "std": self.std}
+
+    def state_dict(self) -> dict[str, float]:
+        """The state for a checkpoint."""
+        return {"count": self.count, "mean": self.mean, "squares": self.squares}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Restores what `state_dict` returned."""
+        self.count, self.mean, self.squares = state["count"], state["mean"], state["squares"]
+
+
+def _idle(center: bool, scale: bool) -> str | None:
+    """The fault of options that change no score."""
+    if center or scale:
+        return None
+    return "scale=false: with center=false it changes nothing; set one of them to true, or take the shaping out"
+
+
+@SHAPINGS.register("running_norm", state=RunningMoments, fault=_idle)
+def running_norm(
+    scores: Tensor, batch: TensorDict, *, all_sum: AllSum, state: RunningMoments, center: bool, scale: bool
+) -> Tensor:
+    """(R - mean) / (std + 1e-6), moments of all steps so far on all ranks, with this step. (B,) -> (B,)
+
+    The standard deviation has ddof 1. The moments are part of a checkpoint.
+
+    Args:
+        center: subtracts the mean.
+        scale: divides by the standard deviation.
+    """
+    state.update(*(float(number) for number in deviations(scores, None, all_sum)))
+    return normalized(scores, state.mean, state.std, center, scale)
+
+
+@SHAPINGS.register("batch_norm", fault=_idle)
+def batch_norm(scores: Tensor, batch: TensorDict, *, all_sum: AllSum, center: bool, scale: bool) -> Tensor:
+    """(R - mean) / (std + 1e-6), moments of the step on all ranks, std with ddof 1. (B,) -> (B,)
+
+    Args:
+        center: subtracts the mean.
+        scale: divides by the standard deviation.
+    """
+    mean, variance = moments(scores, None, all_sum)
+    return normalized(scores, mean, variance.sqrt(), center, scale)
+
+
+@SHAPINGS.register("group_norm", fault=_idle)
+def group_norm(scores: Tensor, batch: TensorDict, *, center: bool, scale: bool) -> Tensor:
+    """(R - mean) / (std + 1e-6), moments of the rows of the prompt, std with ddof 1. (B,) -> (B,)
+
+    A group of one is not divided.
+
+    Args:
+        center: subtracts the mean.
+        scale: divides by the standard deviation.
+    """
+    group = group_statistics(scores, batch["group"])
+    return normalized(scores, group.mean, group.std, center, scale)
+
+
+def normalized(scores: Tensor, mean: Tensor | float, std: Tensor | float, center: bool, scale: bool) -> Tensor:
+    """The scores less their mean, divided by std + 1e-6; (N,) in the dtype of the scores.
+
+    Args:
+        scores: (N,).
+        mean, std: float64, of each score (N,) or of all of them.
+        center: whether the mean is subtracted.
+        scale: whether the standard deviation divides.
+    """
+    mean, std = (torch.as_tensor(moment, dtype=torch.float64, device=scores.device) for moment in (mean, std))
+    equal = std <= ROUNDING * mean.abs()
+    shaped = torch.where(equal, 0.0, scores.double() - mean) if center else scores.double()
+    return (shaped / torch.where(equal, 1.0, std + EPSILON) if scale else shaped).to(scores.dtype)
+
+
+def token_rewards(scores: Tensor, keep: Tensor, kl: Tensor | None, coef: float) -> tuple[Tensor, Tensor]:
+    """Places the score at the last trained token and subtracts coef * KL from every trained token.
+
+    Args:
+        scores: (B,) after shaping.
+        keep: (B, T) bool, the trained tokens.
+        kl: (B, T) estimate per token (`kl_penalty`), or None where KL is not in the reward.
+        coef: beta, of the KL; not used where `kl` is None.
+
+    Returns:
+        The row scalar (B,), score - coef * sum of KL, and the rewards (B, T), which sum to it in every row that has a
+        trained token and are zero outside `loss_mask`.
+    """
+    columns = torch.arange(keep.shape[1], device=keep.device)
+    last = torch.where(keep, columns, -1).amax(dim=1, keepdim=True)  # (B, 1), -1 where nothing is trained
+    rewards = torch.where(columns == last, scores[:, None], 0.0)  # (B, T)
+    if kl is None:
+        return scores, rewards
+    penalty = coef * torch.where(keep, kl, 0.0)  # (B, T)
+    return scores - penalty.sum(dim=1), rewards - penalty
+
+
+def add_turn_rewards(
+    scores: Tensor, rewards: Tensor, batch: TensorDict, discount: float, weight: float
+) -> tuple[Tensor, Tensor]:
+    """Adds weight * discount^(k - 1) * the reward of turn k to the row scalar and to the rewards.
+
+    What estimates the gradient of the score then estimates that of score + weight * sum_k discount^(k - 1) r_k. A
+    reward whose token was rejected moves to the trained token before it. Rewards before the first trained token are
+    left out: no trained token has an effect on them.
+
+    Args:
+        scores, rewards: as `token_rewards` returns them, (B,) and (B, T).
+        batch: with `turn`, `turn_scores` and `loss_mask`, (B, T) each.
+
+    Returns:
+        As `token_rewards`.
+    """
+    keep, turn = batch["loss_mask"], batch["turn"]
+    columns = torch.arange(keep.shape[1], device=keep.device)
+    place = torch.where(keep, columns, -1).cummax(dim=1).values  # (B, T), -1 before the first trained token
+    added = weight * discount ** (turn - 1).clamp(min=0).double() * batch["turn_scores"]
+    added = torch.where(place < 0, 0.0, added).to(rewards.dtype)
+    return scores + added.sum(dim=1), rewards.scatter_add(1, place.clamp(min=0), added)

@@ -13,8 +13,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm.gradient import Gradient
-from rft.algorithm.registries import AGGREGATIONS, AllSum
+from rft.algorithm import AGGREGATIONS, AllSum, Gradient
 from rft.algorithm.scores.groups import dense_numbers
 from rft.batch.columns import over
 from rft.ranges import PositiveFloat

@@ -19,9 +19,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm.kl import binary_kl, k1, k2, k3
-from rft.algorithm.ratio import ratio
-from rft.algorithm.registries import AllSum
+from rft.algorithm import AllSum
+from rft.algorithm.divergence import binary_kl, k1, k2, k3, ratio
 from rft.algorithm.scores.groups import dense_numbers
 from rft.metrics import Metrics
 
@@ -146,7 +145,7 @@ class Correction:
                 ).unbind()
                 batch["correction_weights"] = weights / torch.where(total == 0, 1.0, total / count).to(weights.dtype)
 
-    def signed(self, logprobs: Tensor, batch: TensorDict, all_sum: AllSum, metrics: Metrics) -> None:
+    def signed(self, logprobs: Tensor, batch: TensorDict, metrics: Metrics) -> None:
         """Applies the rules with a sign of the advantage, after `advantages` are computed.
 
         Narrows `loss_mask` and `correction_weights`; both stay as `unsigned` left them where no rule has a sign.
@@ -159,10 +158,12 @@ class Correction:
         keep = before
         for name, rule in rules.items():
             value = measure(rule, logprobs, batch["rollout_logprobs"], before, batch["group"])
-            outside = _acts_on(rule, batch) & _beyond(value, rule)  # (B, T)
+            low, high = _bounds(rule)
+            # a NaN counts as inside, so that the check of the loss finds it
+            outside = _acts_on(rule, batch) & ((value < low) | (value > high))  # (B, T)
             metrics.mean(f"correction/outside_{name}", outside, before)
             if rule.action == "clamp":
-                weights = weights * value.clamp(*_bounds(rule))
+                weights = weights * value.clamp(low, high)
             elif rule.action == "zero":
                 weights = torch.where(outside, 0.0, weights * value if rule.by_ratio else weights)
             elif rule.action == "mask":
@@ -207,12 +208,6 @@ def row_weights(batch: TensorDict) -> Tensor:
 
 def _bounds(rule: Rule) -> tuple[float, float]:
     return -inf if rule.low is None else rule.low, inf if rule.high is None else rule.high
-
-
-def _beyond(value: Tensor, rule: Rule) -> Tensor:
-    """Where a number is outside the bounds. A NaN counts as inside, so that the check of the loss finds it."""
-    low, high = _bounds(rule)
-    return (value < low) | (value > high)
 
 
 def _acts_on(rule: Rule, batch: TensorDict) -> Tensor:

@@ -1,13 +1,10 @@
 """Which tokens of a mini-batch pass a gradient of the policy loss. The weights of the tokens do not change."""
 
-import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm.gradient import Gradient
-from rft.algorithm.registries import GRADIENT_MASKS, AllSum
-from rft.algorithm.token_weights.order_statistics import largest, largest_of_rows, share_of, whole_share
-from rft.batch.counter_rng import token_draws
+from rft.algorithm import GRADIENT_MASKS, AllSum, Gradient
+from rft.algorithm.statistics import draws_of, largest, largest_of_rows, share_of, whole_share
 from rft.ranges import Fraction
 
 
@@ -31,8 +28,7 @@ def high_entropy(entropy: Tensor, batch: TensorDict, *, all_sum: AllSum, seed: i
         (B, T) bool.
     """
     keep = batch["loss_mask"]
-    draws = token_draws(seed, batch["unit"], torch.arange(keep.shape[1], device=keep.device))
-    return largest(entropy, keep, share_of(rho, keep, all_sum), draws, all_sum)
+    return largest(entropy, keep, share_of(rho, keep, all_sum), draws_of(batch, seed), all_sum)
 
 
 @GRADIENT_MASKS.register(
@@ -54,5 +50,4 @@ def high_entropy_row(entropy: Tensor, batch: TensorDict, *, seed: int, rho: Frac
         (B, T) bool.
     """
     keep = batch["loss_mask"]
-    draws = token_draws(seed, batch["unit"], torch.arange(keep.shape[1], device=keep.device))
-    return largest_of_rows(entropy, keep, whole_share(rho, keep.sum(dim=1)), draws)
+    return largest_of_rows(entropy, keep, whole_share(rho, keep.sum(dim=1)), draws_of(batch, seed))

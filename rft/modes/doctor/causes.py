@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm.mismatch import TOLERANCE
+from rft.algorithm.divergence import TOLERANCE
 from rft.batch.columns import kind_of
 from rft.modes.doctor.report import DoctorReport, Gap
 from rft.strategy.base import DTYPES

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rft.actor.base import TrainableModel
 from rft.actor.lora.adapters import LoraWeights
-from rft.algorithm.mismatch import TOLERANCE
+from rft.algorithm.divergence import TOLERANCE
 from rft.algorithm.roles import POLICY
 from rft.metrics import Metrics
 from rft.modes.doctor.causes import CauseSearch, turned_off

@@ -11,8 +11,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rft.algorithm.kl import k3
-from rft.algorithm.mismatch import WORST, log_policy_mismatch
+from rft.algorithm.divergence import WORST, k3, log_policy_mismatch
 from rft.distributed import World
 from rft.metrics import Metrics
 from rft.rollout.engine.texts import describe_tokens

@@ -18,7 +18,7 @@ from rft.actor.actor import Actor
 from rft.actor.init import init_without_loading
 from rft.actor.loading.export import file_layout, fill_files
 from rft.actor.packing.micro_batches import MicroBatch
-from rft.actor.precomputed import PrecomputedReference
+from rft.actor.reference import PrecomputedReference
 from rft.algorithm.roles import POLICY
 from rft.metrics import Metrics
 from rft.modes.plan.hooks import PlanHooks

@@ -9,7 +9,7 @@ import torch
 from transformers import PretrainedConfig
 
 from rft.actor.base import ModelContext, TrainableModel
-from rft.actor.forward.vocabulary import vocabulary_size
+from rft.actor.forward.logits import vocabulary_size
 from rft.actor.init import init_without_loading, read_config
 from rft.actor.options import ActorOptions
 from rft.algorithm.roles import POLICY

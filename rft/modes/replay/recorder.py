@@ -19,8 +19,7 @@ from rft.algorithm.roles import POLICY
 from rft.algorithm.trajectories import Trajectories
 from rft.distributed import World
 from rft.metrics import Metrics
-from rft.strategy.gather import to_local
-from rft.strategy.norm import copies
+from rft.strategy.gather import shard_count, to_local
 
 ROW = "replay_row"  # column of the batch: the number of the row among those of all ranks, (B,) int64
 GRAD_NORM = "grad_norm"
@@ -107,7 +106,7 @@ class StepRecord:
                 run, own = file.get_tensor(name) if name in saved else nothing, local.get(name, nothing)
                 run, own = run.double().flatten(), own.double().flatten()
                 products = torch.stack([run @ run, run @ own, own @ own])
-                self.updates[-1].products += products / copies(parameters[int(name)], self.world.size)
+                self.updates[-1].products += products / (self.world.size // shard_count(parameters[int(name)]))
 
     def reduce(self) -> None:
         """Adds up what the ranks have recorded of their rows and shards. A collective."""

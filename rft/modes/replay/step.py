@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 from rft.actor.base import ModelContext
-from rft.actor.precomputed import REF_LOGPROBS
+from rft.actor.reference import REF_LOGPROBS
 from rft.algorithm.algorithm import Algorithm
 from rft.batch.columns import lengths
 from rft.batch.scores import number_or_none

@@ -13,7 +13,7 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from rich.console import Console
 
-from rft.actor.forward.vocabulary import vocabulary_size
+from rft.actor.forward.logits import vocabulary_size
 from rft.actor.init import meta_model, read_config
 from rft.actor.lora.stored import find_adapter
 from rft.data.encode.tokenizer import pretrained

@@ -17,7 +17,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from rft.actor.forward.media_inputs import MediaInputs
+from rft.actor.forward.backbone import MediaInputs
 from rft.actor.init import CLASSIFIERS, check_classifier, load_options, read_config
 from rft.batch.encoded import EncodedText
 from rft.batch.media import concat_media

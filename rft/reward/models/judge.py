@@ -12,7 +12,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
 )
 
-from rft.actor.forward.vocabulary import forbidden_tokens
+from rft.actor.forward.logits import forbidden_tokens
 from rft.actor.init import language_model_class, own_class
 from rft.actor.model import end_tokens
 from rft.batch.encoded import EncodedText

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from rft.actor.forward.vocabulary import forbidden_tokens
+from rft.actor.forward.logits import forbidden_tokens
 from rft.actor.lora.adapters import Lora
 from rft.batch.encoded import MediaFacts
 from rft.distributed import World

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 from transformers import Cache, PreTrainedConfig, PreTrainedTokenizerBase
 
-from rft.actor.forward.logit_blocks import LogitBlocks, on_tensor_cores
-from rft.actor.forward.media_inputs import MediaInputs, own_positions
-from rft.actor.forward.vocabulary import forbidden_logits
+from rft.actor.forward.backbone import MediaInputs, own_positions
+from rft.actor.forward.logits import LogitBlocks, LogitOptions, forbidden_logits, on_tensor_cores
 from rft.actor.init import meta_model
-from rft.actor.model import end_tokens, expanded_zero
+from rft.actor.model import end_tokens
 from rft.batch.encoded import EncodedText, as_encoded
 from rft.batch.media import concat_media
 from rft.ranges import PositiveInt
@@ -113,7 +112,7 @@ class HFEngine(Engine):
         """Drops the weights: each parameter is one zero, expanded to its shape."""
         for parameter in self.model.parameters():
             dtype = self.dtype if parameter.is_floating_point() else parameter.dtype
-            parameter.data = expanded_zero(parameter.shape, dtype, parameter.device)
+            parameter.data = torch.zeros((), dtype=dtype, device=parameter.device).expand(parameter.shape)
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Replaces the data of the parameters by the tensors, without a copy if dtype and device agree.
@@ -304,7 +303,7 @@ def float32_logits(head: nn.Linear, states: Tensor) -> Tensor:
         if head.bias is not None:
             logits += head.bias
     else:
-        for part, values in LogitBlocks(flat, head.weight, head.bias, 1.0):
+        for part, values in LogitBlocks(flat, head.weight, head.bias, LogitOptions(1.0)):
             logits[:, part] = values
     return logits.view(*states.shape[:2], -1)
 

@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rft.actor.forward.vocabulary import FORBIDDEN
+from rft.actor.forward.logits import FORBIDDEN
 from rft.actor.loading.tensor_names import checkpoint_names, renamed
 from rft.actor.lora.adapters import LoraWeights
 from rft.actor.model import end_tokens
-from rft.actor.packing.cost import head_size
+from rft.actor.packing.micro_batches import head_size
 from rft.batch.encoded import MediaFacts
 from rft.distributed import World
 from rft.rollout.engine.base import (

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from rft.actor.packing.cost import head_size
+from rft.actor.packing.micro_batches import head_size
 
 BLOCK = 128  # tokens in a block, on a CPU
 SEQUENCES = 256  # default of max_num_seqs, on a CPU

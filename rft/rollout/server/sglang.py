@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from rft.actor.forward.vocabulary import FORBIDDEN
+from rft.actor.forward.logits import FORBIDDEN
 from rft.batch.encoded import MediaFacts, as_encoded
 from rft.remote.http_client import PROBE_S, RequestRefused, ServerClient
 from rft.remote.requests import Call

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 
 from rft.actor.base import ColumnModel, Columns, ModelContext
-from rft.actor.forward.vocabulary import forbidden_tokens, vocabulary_size
+from rft.actor.forward.logits import forbidden_tokens, vocabulary_size
 from rft.remote.http_client import ServerClient
 from rft.remote.load_balancer import LoadBalancer
 from rft.remote.requests import Server

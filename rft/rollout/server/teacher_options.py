@@ -10,7 +10,7 @@ from typing import Annotated
 from transformers import PreTrainedTokenizerBase
 
 from rft.actor.base import ModelOptions
-from rft.actor.forward.vocabulary import vocabulary_size
+from rft.actor.forward.logits import vocabulary_size
 from rft.conditions import ReadWith
 from rft.distributed import World
 from rft.errors import Checks, Problems, messages_of

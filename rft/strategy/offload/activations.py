@@ -159,6 +159,6 @@ class BlockActivations:
 
 def _staying(block: nn.Module, inputs: Any) -> set[int]:
     """The storages of a block's weights, and of inputs that do not train, such as masks: all blocks share those."""
-    own = map(to_local, (*block.parameters(), *block.buffers()))
+    weights = map(to_local, (*block.parameters(), *block.buffers()))
     shared = (leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and not leaf.requires_grad)
-    return {tensor.untyped_storage()._cdata for tensor in (*own, *shared)}
+    return {tensor.untyped_storage()._cdata for tensor in (*weights, *shared)}

@@ -32,7 +32,7 @@ def check_groups(processes: int, sizes: Mapping[str, int], compile: bool) -> Non
             )
     chosen = {key for key, ranks in sizes.items() if ranks > 1} | ({"compile"} if compile else set())
     for key in (key for key in SPLITS if key in chosen):
-        if both := [f"strategy.{name}" for own, name in EXCLUDED if own == key and name in chosen]:
+        if both := [f"strategy.{name}" for split, name in EXCLUDED if split == key and name in chosen]:
             raise ValueError(
                 f"strategy.{key}={sizes[key]} does not go with {', '.join(both)}; leave {' and '.join(both)} at the "
                 f"default, or set strategy.{key}=1"

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rft.actor.forward.vocabulary import FORBIDDEN
+from rft.actor.forward.logits import FORBIDDEN
 from rft.actor.packing.attention import use_packed_attention
 from rft.actor.packing.layout import pack_layout
 from tests.families import family

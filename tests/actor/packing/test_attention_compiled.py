@@ -14,8 +14,8 @@ from torch._dynamo.utils import counters
 from rft.actor.init import blocks
 from rft.actor.packing.attention import use_packed_attention
 from rft.actor.packing.kernels.flex import FlexKernel
+from rft.actor.packing.kernels.rows import VarlenKernel
 from rft.actor.packing.kernels.sdpa import SdpaKernel
-from rft.actor.packing.kernels.varlen import VarlenKernel
 from rft.actor.packing.layout import pack_layout, shared_prefixes
 from rft.strategy.compiled import compile_function
 from tests.actor.packing.kernels.references import aten_backward, aten_forward

@@ -8,7 +8,7 @@ import torch
 
 from rft.algorithm.advantage.group import _warn_of_single_rows, dr_grpo, group_norm, rloo, rloo_whitened
 from rft.algorithm.advantage.returns import estimate, gae, reinforce_pp
-from rft.algorithm.advantage.whiten import whitened
+from rft.algorithm.statistics import whitened
 from tests.helpers import batch_of
 
 F64 = torch.float64

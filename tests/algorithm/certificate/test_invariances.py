@@ -12,11 +12,10 @@ from tensordict import TensorDict
 
 import rft
 from rft.algorithm import ADVANTAGES, AGGREGATIONS, GRADIENT_MASKS, LOSSES, SHAPINGS
-from rft.algorithm.certificate.evaluate import new_state
 from rft.algorithm.certificate.invariances import PERMUTATION
-from rft.algorithm.certificate.sample import GROUP, KEEP, MARKS, OF_CANDIDATES, PAIR, PARTS, of_candidates
-from rft.algorithm.control import build_control
-from rft.algorithm.kl import kl_penalty
+from rft.algorithm.certificate.sample import GROUP, KEEP, MARKS, OF_CANDIDATES, PAIR, PARTS, new_state, of_candidates
+from rft.algorithm.divergence import kl_penalty
+from rft.algorithm.objective import build_control
 from rft.algorithm.token_weights.aggregation import token_mean, unit_weights
 from rft.batch.columns import over
 from rft.registry import take

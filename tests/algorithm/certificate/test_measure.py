@@ -3,14 +3,12 @@
 import pytest
 import torch
 
-from rft.algorithm import ADVANTAGES, AGGREGATIONS, LOSSES
+from rft.algorithm import ADVANTAGES, AGGREGATIONS, LOSSES, Gradient
 from rft.algorithm.certificate import certificate
 from rft.algorithm.certificate.invariances import CHECKS, LOSS_CHECKS, invariances
-from rft.algorithm.certificate.measure import compare, expected_gradient, measure, objective_gradient
-from rft.algorithm.certificate.objectives import OBJECTIVES
+from rft.algorithm.certificate.measure import OBJECTIVES, compare, expected_gradient, measure, objective_gradient
 from rft.algorithm.certificate.policy import Prompt, TinyPolicy
-from rft.algorithm.gradient import Gradient
-from rft.algorithm.ratio import log_ratio
+from rft.algorithm.divergence import log_ratio
 from rft.registry import Registry
 
 REGISTRIES = {"advantage": ADVANTAGES, "loss": LOSSES, "aggregation": AGGREGATIONS}

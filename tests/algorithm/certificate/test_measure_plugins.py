@@ -7,13 +7,11 @@ import torch
 from omegaconf import OmegaConf
 
 import rft
-from rft.algorithm import ADVANTAGES, AGGREGATIONS, GRADIENT_MASKS, LOSSES
+from rft.algorithm import ADVANTAGES, AGGREGATIONS, GRADIENT_MASKS, LOSSES, Gradient
 from rft.algorithm.certificate import certificate
-from rft.algorithm.certificate.evaluate import call_loss, differentiated, prepared, sample_for
 from rft.algorithm.certificate.measure import compare, expected_gradient, objective_gradient
 from rft.algorithm.certificate.policy import Prompt, TinyPolicy
-from rft.algorithm.certificate.sample import GROUP, KEEP, alone
-from rft.algorithm.gradient import Gradient
+from rft.algorithm.certificate.sample import GROUP, KEEP, alone, call_loss, differentiated, prepared, sample_for
 
 CONFIG = Path(rft.__file__).parent / "config" / "algorithm"
 RUN = {  # what the yamls of plugins refer to

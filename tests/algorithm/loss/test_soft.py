@@ -8,8 +8,7 @@ from tensordict import TensorDict
 
 from rft.algorithm import LOSSES
 from rft.algorithm.loss.clip import cpgd, ppo_clip, two_sided
-from rft.algorithm.loss.soft import cispo, dro, kimi, reinforce, sapo
-from rft.algorithm.loss.trust import dppo_kl, dppo_tv
+from rft.algorithm.loss.soft import cispo, dppo_kl, dppo_tv, dro, kimi, reinforce, sapo
 
 F64 = torch.float64
 

@@ -51,7 +51,7 @@ def applied(*rules, normalize=False, all_sum=alone, given=None, **columns):
     named = {f"rule{i}": rule for i, rule in enumerate(rules)}
     correction, metrics = Correction(CorrectionOptions("old", normalize, named), "algorithm.correction"), Metrics()
     correction.unsigned(logprobs, batch, all_sum, metrics)
-    correction.signed(logprobs, batch, all_sum, metrics)
+    correction.signed(logprobs, batch, metrics)
     return batch, metrics.reduce(lambda mine: [mine])
 
 

@@ -43,7 +43,7 @@ def corrected(options, log_rho, rollout=-1.0, advantages=None):
     batch, correction = TensorDict(columns, batch_size=[len(log_rho)]), Correction(options, "algorithm.correction")
     logprobs = batch["rollout_logprobs"] + log_rho
     correction.unsigned(logprobs, batch, lambda tensor: tensor, Metrics())
-    correction.signed(logprobs, batch, lambda tensor: tensor, Metrics())
+    correction.signed(logprobs, batch, Metrics())
     return batch["correction_weights"]
 
 

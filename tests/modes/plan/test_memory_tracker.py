@@ -8,6 +8,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn.functional import scaled_dot_product_attention
 from torch.profiler import record_function
 
+from rft.actor.forward.logits import LogitOptions
 from rft.actor.logprobs import token_logprobs
 from rft.distributed import start
 from rft.modes.plan.memory_tracker import MemoryTracker, device_bytes
@@ -141,7 +142,8 @@ def test_the_peak_of_updates_is_the_one_that_torch_finds():
 
 def test_what_the_head_and_the_cache_allocate_goes_by_their_names(tracker):
     with tracker.stage("head"):
-        token_logprobs(torch.randn(8, 4), torch.randn(64, 4), None, torch.zeros(8, dtype=torch.int64), 1.0, False)
+        hidden, weight, targets = torch.randn(8, 4), torch.randn(64, 4), torch.zeros(8, dtype=torch.int64)
+        token_logprobs(hidden, weight, None, targets, LogitOptions(1.0), False)
     with tracker.stage("cache"):
         layer = GrowingLayer()
         for tokens in (40, 1):

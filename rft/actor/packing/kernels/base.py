@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rft.actor.packing.layout import PackedSegment
+from rft.actor.packing.layout import Segments
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,9 @@ class AttentionNeeds:
         )
 
 
+SavedStates = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # query, key and value; what `attend_forward` returned
+
+
 class AttentionKernel(ABC):
     """Attention over packed rows.
 
@@ -80,9 +83,7 @@ class AttentionKernel(ABC):
         return None
 
     @abstractmethod
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, segments: tuple[PackedSegment, ...], rule: AttentionRule
-    ) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, segments: Segments, rule: AttentionRule) -> Tensor:
         """Every row attends to itself causally, and to the prefix that its group shares. Differentiable.
 
         Args:
@@ -95,33 +96,26 @@ class AttentionKernel(ABC):
         """
 
     def attend_forward(
-        self, query: Tensor, key: Tensor, value: Tensor, segments: tuple[PackedSegment, ...], rule: AttentionRule
+        self, query: Tensor, key: Tensor, value: Tensor, segments: Segments, rule: AttentionRule
     ) -> tuple[Tensor, Tensor]:
         """The result of `attend`, and the log-sum-exp (heads, N) in float32; (heads, 0) where it is not kept."""
         return self.attend(query, key, value, segments, rule), query.new_empty(query.shape[1], 0, dtype=torch.float32)
 
     def attend_backward(
-        self,
-        gradient: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        segments: tuple[PackedSegment, ...],
-        rule: AttentionRule,
+        self, gradient: Tensor, states: SavedStates, segments: Segments, rule: AttentionRule
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """The gradients of query, key, value and sinks; a kernel that keeps nothing computes its forward again.
 
         Args:
             gradient: of the result (1, N, heads, width of the values).
-            out, lse: of `attend_forward`.
+            states: of the forward.
         """
+        query, key, value, *_ = states
 
         def again(query: Tensor, key: Tensor, value: Tensor, *sinks: Tensor) -> Tensor:
             return self.attend(query, key, value, segments, replace(rule, sinks=sinks[0] if sinks else None))
 
         sinks = () if rule.sinks is None else (rule.sinks,)
         pull: Any = torch.func.vjp(again, query, key, value, *sinks)[1]  # inside an operator autograd itself is off
-        found = pull(gradient)
-        return found[0], found[1], found[2], found[3] if sinks else None
+        gradients = pull(gradient)
+        return gradients[0], gradients[1], gradients[2], gradients[3] if sinks else None

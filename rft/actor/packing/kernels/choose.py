@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 
 from rft.actor.packing.kernels.base import AttentionKernel, AttentionNeeds, AttentionRule
-from rft.actor.packing.kernels.flash import FlashKernel
 from rft.actor.packing.kernels.flex import FlexKernel
-from rft.actor.packing.kernels.rows import RowsKernel
+from rft.actor.packing.kernels.rows import FlashKernel, RowsKernel, VarlenKernel
 from rft.actor.packing.kernels.sdpa import SdpaKernel
-from rft.actor.packing.kernels.varlen import VarlenKernel
-from rft.actor.packing.layout import PackedSegment
+from rft.actor.packing.layout import PackedSegment, Segments
 from rft.strategy.attention import kernels_to_try
 from rft.strategy.base import Strategy
 
@@ -35,10 +33,7 @@ class PlannedKernel(VarlenKernel):
         """See `AttentionKernel.refuses`; both kernels have soft caps."""
         return RowsKernel.refuses(self, needs)
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, segments: tuple[PackedSegment, ...], rule: AttentionRule
-    ) -> Tensor:
-        """See `AttentionKernel.attend`."""
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, segments: Segments, rule: AttentionRule) -> Tensor:
         return super().attend(query, key, value, segments, replace(rule, softcap=None))
 
 
@@ -91,9 +86,9 @@ def largest_error(kernel: AttentionKernel, needs: AttentionNeeds, device: torch.
     inputs = [tensor.to(device, dtype) for tensor in inputs]
     errors = []
     for window in (None, 4) if needs.windows else (None,):
-        found = _results(kernel, inputs, window, needs.softcap)
+        results = _results(kernel, inputs, window, needs.softcap)
         expected = _results(SdpaKernel(), [tensor.float() for tensor in inputs], window, needs.softcap)
-        errors += [(one - other).abs().max() / other.abs().max() for one, other in zip(found, expected, strict=True)]
+        errors += [(one - other).abs().max() / other.abs().max() for one, other in zip(results, expected, strict=True)]
     return float(torch.stack(errors).max())
 
 

@@ -9,20 +9,17 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from rft.actor.packing.kernels.base import AttentionKernel, AttentionRule
-from rft.actor.packing.layout import PackedSegment
+from rft.actor.packing.layout import Segments
 from rft.batch.device import to_device
 
 
 class FlexKernel(AttentionKernel):
-    """See `AttentionKernel`."""
+    """Calls flex attention for the whole sequence, with a mask of the tokens that each one sees."""
 
     implementation: ClassVar[str] = "rft_packed_blocks"
     opaque: ClassVar[bool] = False
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, segments: tuple[PackedSegment, ...], rule: AttentionRule
-    ) -> Tensor:
-        """See `AttentionKernel.attend`."""
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, segments: Segments, rule: AttentionRule) -> Tensor:
         cap, sinks = rule.softcap, rule.sinks
         out, lse = _function(query.device.type)(
             query,
@@ -55,7 +52,7 @@ def _capped(cap: float) -> Callable[..., Tensor]:
 
 
 @lru_cache(maxsize=8)  # the layers of a forward share them
-def rows_mask(segments: tuple[PackedSegment, ...], window: int | None, device: torch.device) -> BlockMask:
+def rows_mask(segments: Segments, window: int | None, device: torch.device) -> BlockMask:
     """The keys that each token of a packed sequence sees: those of its row up to itself, and those of its prefix."""
     rows: list[Tensor] = []  # the number of the row of each token
     prefixes: list[Tensor] = []  # the number of the row that is its prefix, or -1

@@ -78,8 +78,8 @@ def _attend_backward(
     """The gradients (1, N, heads, width) of queries, keys and values, and that of the sinks, empty without any."""
     rule = AttentionRule(scaling, window, softcap, sinks)
     states = (query, key, value, out, lse)
-    *found, of_sinks = _KERNELS[kernel].attend_backward(gradient, *states, table_segments(table), rule)
-    dq, dk, dv = (part.transpose(1, 2).contiguous() for part in found)
+    *gradients, of_sinks = _KERNELS[kernel].attend_backward(gradient, states, table_segments(table), rule)
+    dq, dk, dv = (part.transpose(1, 2).contiguous() for part in gradients)
     return dq, dk, dv, query.new_empty(0) if of_sinks is None else of_sinks
 
 
@@ -99,9 +99,9 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 def _backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     *tensors, out, lse = ctx.saved_tensors
-    *found, of_sinks = _attend_backward(gradient, *tensors, out, lse, *ctx.how)
+    *gradients, of_sinks = _attend_backward(gradient, *tensors, out, lse, *ctx.how)
     sinks_grad = None if tensors[3] is None else of_sinks
-    return *(part.transpose(1, 2) for part in found), sinks_grad, *(None,) * 5
+    return *(part.transpose(1, 2) for part in gradients), sinks_grad, *(None,) * 5
 
 
 _attend.register_autograd(_backward, setup_context=_setup_context)

@@ -5,12 +5,16 @@ cumulative lengths of both. A row behind a shared prefix attends to itself in on
 results are merged by their log-sum-exp. The backward pass of a call needs only the merged result and the merged
 log-sum-exp, from which it computes its part of the gradient (as in ring attention, 2310.01889). A sink is one more key
 in the merge.
+
+The functions are those of the package flash-attn (FlashAttention 3, 2407.08608, or 2, the newest that is installed), or
+torch's own, which need no further package.
 """
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib import import_module
 from itertools import accumulate
 from typing import Any, ClassVar
 
@@ -19,9 +23,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from rft.actor.packing.kernels.base import AttentionKernel, AttentionNeeds, AttentionRule
-from rft.actor.packing.layout import PackedSegment
+from rft.actor.packing.kernels.base import AttentionKernel, AttentionNeeds, AttentionRule, SavedStates
+from rft.actor.packing.layout import Segments
 from rft.batch.device import to_device
+from rft.strategy.attention import FLASH_PACKAGES, flash_package
 
 WIDEST = 256  # numbers of a head that the functions take
 MULTIPLE = 8  # of which the width of a head has to be
@@ -62,7 +67,7 @@ class RowsCall:
 
 @lru_cache(maxsize=8)  # the layers of a forward share them
 def rows_calls(
-    segments: tuple[PackedSegment, ...],
+    segments: Segments,
     window: int | None,
     scaling: float,
     softcap: float | None,
@@ -74,7 +79,7 @@ def rows_calls(
     among its own keys.
     """
     places = torch.arange(sum(segment.rows * segment.length for segment in segments))
-    own = places.split([segment.rows * segment.length for segment in segments])  # of each segment
+    segment_places = places.split([segment.rows * segment.length for segment in segments])  # of each segment
     before = [0 if segment.prefix is None else segments[segment.prefix].length for segment in segments]
     rows = [segment.length for segment in segments for _ in range(segment.rows)]
     totals = [length + segment.length for length, segment in zip(before, segments, strict=True)]  # keys of a row
@@ -110,16 +115,16 @@ def rows_calls(
     if window is not None and behind:
         keys = [
             part
-            for segment, parts in zip(segments, own, strict=True)
+            for segment, parts in zip(segments, segment_places, strict=True)
             for row in parts.split(segment.length)
-            for part in ((row,) if segment.prefix is None else (own[segment.prefix], row))
+            for part in ((row,) if segment.prefix is None else (segment_places[segment.prefix], row))
         ]
         key_lengths = [total for total, segment in zip(totals, segments, strict=True) for _ in range(segment.rows)]
         return (call([], keys, rows, key_lengths, True),)
     calls = [call([], [], rows, rows, True)]
     if behind:
-        queries = [torch.cat([own[number] for number in numbers]) for numbers in behind.values()]
-        prefixes = [own[number] for number in behind]
+        queries = [torch.cat([segment_places[number] for number in numbers]) for numbers in behind.values()]
+        prefixes = [segment_places[number] for number in behind]
         lengths = [[len(part) for part in parts] for parts in (queries, prefixes)]
         calls.append(call(queries, prefixes, lengths[0], lengths[1], False))
     return tuple(calls)
@@ -131,7 +136,6 @@ class RowsKernel(AttentionKernel):
     keeps_lse: ClassVar[bool] = True
 
     def refuses(self, needs: AttentionNeeds) -> str | None:
-        """See `AttentionKernel.refuses`."""
         return f"heads of {needs.width} numbers: at most {WIDEST}" if needs.width > WIDEST else None
 
     @abstractmethod
@@ -153,15 +157,12 @@ class RowsKernel(AttentionKernel):
             out, lse: of all calls, merged.
         """
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, segments: tuple[PackedSegment, ...], rule: AttentionRule
-    ) -> Tensor:
-        """See `AttentionKernel.attend`."""
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, segments: Segments, rule: AttentionRule) -> Tensor:
         out: Tensor = _Attend.apply(query, key, value, rule.sinks, self, segments, rule)
         return out
 
     def attend_forward(
-        self, query: Tensor, key: Tensor, value: Tensor, segments: tuple[PackedSegment, ...], rule: AttentionRule
+        self, query: Tensor, key: Tensor, value: Tensor, segments: Segments, rule: AttentionRule
     ) -> tuple[Tensor, Tensor]:
         """See `AttentionKernel.attend_forward`.
 
@@ -174,9 +175,9 @@ class RowsKernel(AttentionKernel):
         for call in others:
             assert call.queries is not None
             more, its_lse = self.forward(q[call.queries], _chosen(k, call.keys), _chosen(v, call.keys), call)
-            own = lse[:, call.queries]
-            both = torch.logaddexp(own, its_lse)
-            merged = out[call.queries] * _weights(own - both) + more * _weights(its_lse - both)
+            lse_before = lse[:, call.queries]
+            both = torch.logaddexp(lse_before, its_lse)
+            merged = out[call.queries] * _weights(lse_before - both) + more * _weights(its_lse - both)
             out = out.index_copy(0, call.queries, merged.to(out.dtype))
             lse = lse.index_copy(1, call.queries, both)
         if rule.sinks is not None:
@@ -185,17 +186,9 @@ class RowsKernel(AttentionKernel):
         return out[None, ..., : value.shape[3]], lse
 
     def attend_backward(
-        self,
-        gradient: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        segments: tuple[PackedSegment, ...],
-        rule: AttentionRule,
+        self, gradient: Tensor, states: SavedStates, segments: Segments, rule: AttentionRule
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """See `AttentionKernel.attend_backward`."""
+        query, key, value, out, lse = states
         width = _padded(query, value)
         q, k, v = (_rows(states, width) for states in (query, key, value))
         out, gradient = (_rows(states.transpose(1, 2), width) for states in (out, gradient))
@@ -205,8 +198,8 @@ class RowsKernel(AttentionKernel):
             its_q, its_k, its_v = (_chosen(states, places) for states, places in zip((q, k, v), where, strict=True))
             its_lse = lse if call.queries is None else lse[:, call.queries].contiguous()
             its_gradient, its_out = (_chosen(states, call.queries) for states in (gradient, out))
-            found = self.backward(its_gradient, its_q, its_k, its_v, its_out, its_lse, call)
-            for number, (part, places) in enumerate(zip(found, where, strict=True)):
+            gradients = self.backward(its_gradient, its_q, its_k, its_v, its_out, its_lse, call)
+            for number, (part, places) in enumerate(zip(gradients, where, strict=True)):
                 sums[number] = _added(sums[number], part, places, (q, k, v)[number])
         sinks_grad = None
         if rule.sinks is not None:  # the sink has probability p and value 0: its logit has the gradient -p (grad . out)
@@ -231,7 +224,7 @@ def _rows(states: Tensor, width: int) -> Tensor:
     return (pad(rows, (0, more)) if more else rows).contiguous()
 
 
-def _calls(query: Tensor, segments: tuple[PackedSegment, ...], rule: AttentionRule) -> tuple[RowsCall, ...]:
+def _calls(query: Tensor, segments: Segments, rule: AttentionRule) -> tuple[RowsCall, ...]:
     scaling = query.shape[3] ** -0.5 if rule.scaling is None else rule.scaling
     return rows_calls(segments, rule.window, scaling, rule.softcap, query.device)
 
@@ -249,7 +242,7 @@ class _Attend(torch.autograd.Function):
         value: Tensor,
         sinks: Tensor | None,
         kernel: RowsKernel,
-        segments: tuple[PackedSegment, ...],
+        segments: Segments,
         rule: AttentionRule,
     ) -> Tensor:
         out, lse = kernel.attend_forward(query, key, value, segments, rule)
@@ -262,8 +255,8 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, sinks, out, lse = ctx.saved_tensors
         kernel, segments, rule = ctx.how
-        rule = replace(rule, sinks=sinks)
-        return *kernel.attend_backward(gradient, query, key, value, out, lse, segments, rule), None, None, None
+        states, rule = (query, key, value, out, lse), replace(rule, sinks=sinks)
+        return *kernel.attend_backward(gradient, states, segments, rule), None, None, None
 
 
 def _weights(logarithms: Tensor) -> Tensor:
@@ -278,3 +271,83 @@ def _added(total: Tensor | None, part: Tensor, places: Tensor | None, like: Tens
     wide = torch.promote_types(like.dtype, torch.float32)
     spread = torch.zeros_like(like, dtype=wide).index_add_(0, places, part.to(wide))
     return (spread if total is None else spread + total).to(like.dtype)
+
+
+class FlashKernel(RowsKernel):
+    """See `RowsKernel`.
+
+    Attributes:
+        third: the functions are those of FlashAttention 3.
+    """
+
+    implementation: ClassVar[str] = "rft_packed_fa"
+
+    def __init__(self) -> None:
+        package = flash_package()
+        assert package is not None, "checked before"
+        self.third = package == FLASH_PACKAGES[0]
+        self._functions = import_module(package if self.third else f"{package}.flash_attn_interface")
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: RowsCall) -> tuple[Tensor, Tensor]:
+        options = _options(call) | {"causal": call.causal}
+        if self.third:
+            out, lse, *_ = self._functions._flash_attn_forward(q, k, v, **options)
+        else:
+            out, lse, *_ = self._functions._flash_attn_varlen_forward(q, k, v, dropout_p=0.0, **options)
+        return out, lse
+
+    def backward(
+        self, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: RowsCall
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        gradients = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        written = dict(zip(("dq", "dk", "dv"), gradients, strict=True))
+        options = _options(call) | written | {"deterministic": torch.are_deterministic_algorithms_enabled()}
+        tensors = (gradient, q, k, v, out, lse)
+        if self.third:
+            self._functions._flash_attn_backward(*tensors, is_causal=call.causal, **options)
+        else:
+            self._functions._flash_attn_varlen_backward(
+                *tensors, dropout_p=0.0, causal=call.causal, alibi_slopes=None, **options
+            )
+        return gradients
+
+
+def _options(call: RowsCall) -> dict[str, Tensor | int | float]:
+    """What all four functions take by the same names; a soft cap of 0 is none."""
+    return {
+        "cu_seqlens_q": call.query_ends,
+        "cu_seqlens_k": call.key_ends,
+        "max_seqlen_q": call.longest_query,
+        "max_seqlen_k": call.longest_key,
+        "softmax_scale": call.scaling,
+        "softcap": 0.0 if call.softcap is None else call.softcap,
+        **call.seen,
+    }
+
+
+class VarlenKernel(RowsKernel):
+    """See `RowsKernel`. torch.nn.attention.varlen calls the same operations."""
+
+    implementation: ClassVar[str] = "rft_packed_rows"
+
+    def refuses(self, needs: AttentionNeeds) -> str | None:
+        return "soft-capped logits" if needs.softcap else super().refuses(needs)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: RowsCall) -> tuple[Tensor, Tensor]:
+        assert call.softcap is None
+        lengths = (call.query_ends, call.key_ends, call.longest_query, call.longest_key)
+        out, lse, *_ = torch.ops.aten._flash_attention_forward(
+            q, k, v, *lengths, 0.0, call.causal, False, scale=call.scaling, **call.seen
+        )
+        return out, lse
+
+    def backward(
+        self, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: RowsCall
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        lengths = (call.query_ends, call.key_ends, call.longest_query, call.longest_key)
+        seed = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of dropout, which there is none of
+        unused = torch.empty(0, device=q.device)
+        gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
+            gradient, q, k, v, out, lse, *lengths, 0.0, call.causal, seed, unused, scale=call.scaling, **call.seen
+        )
+        return gradients

@@ -11,18 +11,15 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from rft.actor.packing.kernels.base import AttentionKernel, AttentionRule
-from rft.actor.packing.layout import PackedSegment
+from rft.actor.packing.layout import PackedSegment, Segments
 
 
 class SdpaKernel(AttentionKernel):
-    """See `AttentionKernel`."""
+    """Calls `attend_rows` for all rows of one length."""
 
     implementation: ClassVar[str] = "rft_packed"
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, segments: tuple[PackedSegment, ...], rule: AttentionRule
-    ) -> Tensor:
-        """See `AttentionKernel.attend`."""
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, segments: Segments, rule: AttentionRule) -> Tensor:
         tokens = [segment.rows * segment.length for segment in segments]
         queries, keys, values = (states.split(tokens, dim=2) for states in (query, key, value))
         results = []

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.profiler import record_function
 from transformers import Cache, PreTrainedModel
 
-from rft.actor.forward.vocabulary import forbid_
+from rft.actor.forward.logits import forbid_
 from rft.rollout.engine.decoding.cuda_graph import CudaGraph
 from rft.rollout.engine.decoding.fused_step import FusedStep
 from rft.rollout.engine.decoding.rows import Rows

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import torch
 
-from rft.actor.packing.kernels import choose, flash
+from rft.actor.packing.kernels import choose, rows
 
 
 def masked_products(q, k, query_ends, key_ends, scale, causal, window, softcap):
@@ -144,7 +144,7 @@ def install_package(name, patch):
     """Lets a package of FlashAttention be installed, with the functions above."""
     module = "flash_attn.flash_attn_interface" if name == "flash_attn" else name
     patch.setitem(sys.modules, module, SimpleNamespace(**PACKAGES[name]))
-    patch.setattr(flash, "flash_package", lambda: name)
+    patch.setattr(rows, "flash_package", lambda: name)
 
 
 def install(name, patch):

@@ -8,9 +8,8 @@ import torch
 from rft.actor.packing.kernels import choose
 from rft.actor.packing.kernels.base import AttentionNeeds
 from rft.actor.packing.kernels.choose import KERNELS, PlannedKernel, choose_kernel, largest_error
-from rft.actor.packing.kernels.flash import FlashKernel
+from rft.actor.packing.kernels.rows import FlashKernel, VarlenKernel
 from rft.actor.packing.kernels.sdpa import SdpaKernel
-from rft.actor.packing.kernels.varlen import VarlenKernel
 from rft.strategy.attention import ORDER, Attention
 from tests.actor.packing.kernels.references import aten_backward, install
 

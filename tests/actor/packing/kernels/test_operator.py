@@ -6,8 +6,8 @@ import torch._inductor.lowering  # reads all of torch.ops.aten, before a test pu
 
 from rft.actor.packing.kernels import operator
 from rft.actor.packing.kernels.base import AttentionRule
+from rft.actor.packing.kernels.rows import VarlenKernel
 from rft.actor.packing.kernels.sdpa import SdpaKernel
-from rft.actor.packing.kernels.varlen import VarlenKernel
 from rft.actor.packing.layout import PackedSegment, segment_table
 from tests.actor.packing.kernels.references import aten_backward, aten_forward
 

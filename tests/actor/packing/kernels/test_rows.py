@@ -6,7 +6,7 @@ import torch
 
 from rft.actor.packing.kernels import rows
 from rft.actor.packing.kernels.base import AttentionNeeds, AttentionRule
-from rft.actor.packing.kernels.varlen import VarlenKernel
+from rft.actor.packing.kernels.rows import VarlenKernel
 from rft.actor.packing.layout import PackedSegment
 
 CPU = torch.device("cpu")
