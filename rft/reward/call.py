@@ -29,7 +29,7 @@ Failed = Literal["drop_row", "drop_group", "stop"] | Score
 Job = tuple[int, str, Mapping[str, Any]]  # the number of a response, the response, and the row that it answers
 # Workers that are parts: the module, and its function with the arguments of `build`. Terms that name it import it.
 WORKERS = {
-    "sandbox": ("rft.reward.sandbox.isolated", "isolated"),
+    "sandbox": ("rft.reward.sandbox.workers.pool", "isolated"),
     "http": ("rft.reward.services.hosted", "hosted"),
 }
 PAUSES_S = (0.5, 60.0)  # the shortest and the longest pause before a repeated call

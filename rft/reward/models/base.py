@@ -29,8 +29,7 @@ from rft.data.encode.processors import media_processor
 from rft.distributed import World
 from rft.errors import without_code
 from rft.ranges import PositiveInt
-from rft.reward.models.offload import DeviceModel, HeldModel
-from rft.reward.models.sharded import ShardedModel, load_sharded
+from rft.reward.models.offload import DeviceModel, HeldModel, ShardedModel, load_sharded
 from rft.reward.term import Offload, Term
 from rft.strategy.base import Strategy
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from rft.ranges import NonNegativeFloat
-from rft.reward.sandbox.cases import Asserts, Call, Cases, Script, StdinCase, read_tests
-from rft.reward.sandbox.gold import gold_program
+from rft.reward.sandbox.cases import Asserts, Call, Cases, Script, StdinCase, gold_program, read_tests
 from rft.reward.sandbox.isolation import harness
 from rft.reward.sandbox.options import Outcome, SandboxOptions
 from rft.reward.sandbox.sandbox import Sandbox

@@ -7,8 +7,7 @@ from rft.batch.row_fields import PROMPT_OPENS
 from rft.ranges import PositiveInt
 from rft.remote.call_pool import BreakerOptions
 from rft.remote.http_client import BadResponse, RequestRefused, ServerClient
-from rft.reward.services.protocol import check_json, check_servers
-from rft.reward.services.protocols import Mapped, NemoGym, OpenRLHF, Protocol, Rft
+from rft.reward.services.protocol import Mapped, NemoGym, OpenRLHF, Protocol, Rft, check_json, check_servers
 from rft.reward.services.servers import Servers
 from rft.reward.term import Term
 
@@ -19,7 +18,7 @@ class RemoteTerm(Term):
     Args:
         key: supplied; the term's place in the yaml.
         addresses: of the servers, http://host:port each.
-        protocol: what the servers speak, see `rft.reward.services.protocols`.
+        protocol: what the servers speak, see `rft.reward.services.protocol`.
         term: with `rft`, the term of the servers; None: their sum.
         rows_per_request: most responses of a request.
         fields: of a row that are sent; None: all.

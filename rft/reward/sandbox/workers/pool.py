@@ -17,14 +17,16 @@ from typing import Any
 import rft
 from rft.reward import REWARDS
 from rft.reward.build import build_term
+from rft.reward.call import CallOptions
 from rft.reward.function import ground_truth
-from rft.reward.runners import Outcomes, Rows
+from rft.reward.runners import Outcomes, Rows, Runner
 from rft.reward.sandbox.isolation.messages import framed
 from rft.reward.sandbox.options import Limits, SandboxOptions, WorkerOptions
 from rft.reward.sandbox.sandbox import Sandbox, Spawned
 from rft.reward.sandbox.workers.answer import decode
 from rft.reward.sandbox.workers.worker import LAST, WorkerSetup
 from rft.reward.term import Term
+from rft.reward.thought import ReadingOptions
 from rft.reward.workers import START_S, WorkerPool
 from rft.sanitize import one_line
 from rft.waits import waiting
@@ -220,3 +222,12 @@ def _origin(top: str) -> Path | None:
         return Path(folders[0]) if folders else None
     origin = Path(spec.origin).absolute()
     return origin.parent if origin.name == "__init__.py" else origin
+
+
+def isolated(
+    name: str, node: Mapping[str, Any], key: str, options: CallOptions, reading: ReadingOptions
+) -> tuple[Term, Runner]:
+    """A term, and its workers. Arguments as in `rft.reward.call.build`."""
+    assert options.deadline_s is not None, "a call in a sandbox has a deadline"
+    pool = IsolatedPool(name, node, key, options.concurrency, options.deadline_s, options.sandbox)
+    return IsolatedTerm(node, key, pool), pool
