@@ -85,10 +85,9 @@ def named_call(name: str, arguments: str) -> ToolCall | str:
 
 def assistant_message(content: str, calls: list[ToolCall | str]) -> dict[str, Any]:
     """The chat message of an answer, for templates."""
-    message: dict[str, Any] = {"role": "assistant", "content": content}
-    made = [call for call in calls if isinstance(call, ToolCall)]
-    if made:
-        message["tool_calls"] = [
-            {"type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in made
-        ]
-    return message
+    made = [
+        {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in calls
+        if isinstance(call, ToolCall)
+    ]
+    return {"role": "assistant", "content": content} | ({"tool_calls": made} if made else {})

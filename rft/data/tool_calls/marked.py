@@ -1,13 +1,18 @@
 # ruff: noqa: RUF001  (bars of DeepSeek)
-"""Formats whose calls are JSON between marks: Hermes, Mistral, DeepSeek and Kimi."""
+"""Formats whose calls stand between or behind marks: JSON, or arguments between tags, as texts without a type.
+
+The schema of the tool gives the type of an argument between tags; `argument_value` has the rules.
+"""
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from rft.data.strict_json import value_at, value_of
 from rft.data.tool_calls.base import NAME, TOOL_CALLS, Found, Schema, ToolCall, blocks, call_of, named_call
+from rft.data.tool_calls.values import argument_value, parameter_kinds, properties
 
-HERMES = ("<tool_call>", "</tool_call>")
+BLOCK = ("<tool_call>", "</tool_call>")
 MISTRAL = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 MISTRAL_NAME = re.compile(rf"\s*({NAME})(?:\[CALL_ID\]{NAME})?(?:\[ARGS\])?")
 DEEPSEEK = (
@@ -26,14 +31,26 @@ KIMI = (
     "<|tool_calls_section_end|>",
 )
 KIMI_NAME = re.compile(rf"\s*(?:functions\.)?({NAME}):\d+\s*")
+FUNCTION = re.compile(rf"\s*<function=({NAME})>(.*)</function>\s*", re.DOTALL)
+# The closing tag is the first behind which the next parameter begins or the last one ends: a value may quote a tag.
+PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>(?=\s*(?:<parameter=[^>\n]+>|\Z))", re.DOTALL)
+QWEN = (*BLOCK, "<function=", "</function>", "<parameter=", "</parameter>")
+GLM_CALL = re.compile(rf"\s*({NAME})\s*((?:<arg_key>.*)?)", re.DOTALL)
+GLM_PAIR = re.compile(r"\s*<arg_key>([^<]+)</arg_key>\s*<arg_value>(.*?)</arg_value>(?=\s*(?:<arg_key>|\Z))", re.DOTALL)
+GLM = (*BLOCK, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
 
-@TOOL_CALLS.register("hermes", marks=HERMES, openings=HERMES[:1], closing=HERMES[1])
+def _block_calls(text: str, read: Callable[[str], ToolCall | str]) -> Found:
+    """The content beside blocks, and the call that `read` makes of each."""
+    content, inside, rest = blocks(text, *BLOCK)
+    calls = list(map(read, inside))
+    return content.strip(), calls if rest is None else [*calls, "a <tool_call> is not closed"]
+
+
+@TOOL_CALLS.register("hermes", marks=BLOCK, openings=BLOCK[:1], closing=BLOCK[1])
 def hermes(text: str, tools: Mapping[str, Schema]) -> Found:
     """Blocks `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Qwen and Hermes models write them."""
-    content, inside, rest = blocks(text, *HERMES)
-    found: list[ToolCall | str] = [_from_json(block) for block in inside]
-    return content.strip(), found if rest is None else [*found, "a <tool_call> is not closed"]
+    return _block_calls(text, _from_json)
 
 
 def _from_json(block: str) -> ToolCall | str:
@@ -41,6 +58,62 @@ def _from_json(block: str) -> ToolCall | str:
         return call_of(value_of(block))
     except ValueError as error:
         return f"the call is no JSON ({error})"
+
+
+@TOOL_CALLS.register("qwen_xml", marks=QWEN, openings=BLOCK[:1], closing=BLOCK[1])
+def qwen_xml(text: str, tools: Mapping[str, Schema]) -> Found:
+    """Blocks `<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`.
+
+    Qwen3-Coder, Qwen3.5 and Nemotron 3 write them, with a line break around each value.
+    """
+    forms = "<function=name> ... </function>", "<parameter=key>value</parameter>"
+    return _block_calls(text, partial(_tagged_call, tools, FUNCTION, PARAMETER, *forms))
+
+
+@TOOL_CALLS.register("glm", marks=GLM, openings=BLOCK[:1], closing=BLOCK[1])
+def glm(text: str, tools: Mapping[str, Schema]) -> Found:
+    """Blocks `<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>` of GLM-4.5 and later."""
+    pair = "<arg_key>key</arg_key><arg_value>value</arg_value>"
+    return _block_calls(text, partial(_tagged_call, tools, GLM_CALL, GLM_PAIR, f"name{pair}", pair))
+
+
+def _tagged_call(
+    tools: Mapping[str, Schema], call: re.Pattern[str], pair: re.Pattern[str], form: str, pair_form: str, block: str
+) -> ToolCall | str:
+    """The call of a block.
+
+    Args:
+        call: matches a block; its groups are the name of the tool and the text of the pairs.
+        pair: matches a pair; its groups are the key and the text of the value.
+        form, pair_form: how both are written, for reasons.
+    """
+    named = call.fullmatch(block)
+    if named is None:
+        return f"the call is no {form}"
+    name, body = named.groups()
+    arguments, place = {}, 0
+    while (matched := pair.match(body, place)) is not None:
+        key, place = matched[1].strip(), matched.end()
+        try:
+            arguments[key] = argument_value(matched[2], parameter_kinds(tools, name, key))
+        except ValueError as error:
+            return f"the argument {key} of {name} is {error}"
+    rest = body[place:].strip()
+    return f"an argument of {name} is no {pair_form}: {rest!r:.60}" if rest else ToolCall(name, arguments)
+
+
+@TOOL_CALLS.register("mark", described=False, openings=lambda marks: tuple(marks))
+def mark(text: str, tools: Mapping[str, Schema], *, marks: dict[str, str]) -> Found:
+    """An answer that begins with a mark is a call, for small models: `?12` calls the tool of `?` with "12".
+
+    Args:
+        marks: the tool of each mark. The text behind the mark is the first argument of a tool that takes any.
+    """
+    for sign, name in marks.items():
+        if text.startswith(sign):
+            rest = text.removeprefix(sign)
+            return text, [ToolCall(name, {argument: rest for argument in list(properties(tools, name))[:1]})]
+    return text, []
 
 
 @TOOL_CALLS.register("mistral", marks=MISTRAL, openings=MISTRAL[:1])
