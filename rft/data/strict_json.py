@@ -54,9 +54,9 @@ def value_at(
     return value, end
 
 
-def value_of(text: str, *, unique: bool = False, finite: bool = True, origin: str | None = None) -> Any:
+def value_of(text: str, *, unique: bool = False, origin: str | None = None) -> Any:
     """The value that is the whole text. Arguments and errors as of `value_at`."""
-    value, end = value_at(text, unique=unique, finite=finite, origin=origin)
+    value, end = value_at(text, unique=unique, origin=origin)
     if (end := after_blanks(text, end)) < len(text):
         raise json.JSONDecodeError("Extra data", text, end)
     return value

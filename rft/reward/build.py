@@ -24,20 +24,16 @@ class Rule(RowTerm):
         self._plugin = plugin
 
     def check_row(self, row: Mapping[str, Any]) -> None:
-        """See `Term.check_row`."""
         if self._plugin.facts.gold is not None:
             self._plugin.call("gold", row)
 
     def gold_responses(self, row: Mapping[str, Any]) -> Sequence[str]:
-        """See `Term.gold_responses`."""
         return () if self._plugin.facts.writes is None else self._plugin.call("writes", own_copy(row))
 
     def value(self, response: str, row: Mapping[str, Any]) -> Any:
-        """See `RowTerm.value`."""
         return self._plugin(response, row)
 
     def extract(self, response: str) -> str | None:
-        """See `Term.extract`."""
         return self._plugin.call("extract", response) if self.extracts else None
 
 

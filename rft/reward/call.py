@@ -194,7 +194,7 @@ class Calls:
 
     @property
     def beside(self) -> bool:
-        """See `Runner.beside`."""
+        """Whether calls run while the main thread does other work."""
         return self._runner.beside
 
     def add(self, number: int, response: str, row: Mapping[str, Any]) -> None:
@@ -229,7 +229,7 @@ class Calls:
             self.start()
             for job, outcome in self._collect():
                 found[job[0]] = outcome
-                if _repeatable(outcome) and attempt < self._tries:
+                if isinstance(outcome, Failure) and outcome.repeatable and attempt < self._tries:
                     self._waiting.append(job)
             if not self._waiting:
                 break
@@ -313,10 +313,6 @@ def build(
     if term.awaits:
         return term, LoopRunner(term, name, options.concurrency, options.deadline_s)
     return term, ThreadRunner(term, name) if term.threads else InlineRunner(term, name)
-
-
-def _repeatable(outcome: Any) -> bool:
-    return isinstance(outcome, Failure) and outcome.repeatable
 
 
 def _check_before(node: Mapping[str, Any], options: CallOptions, call: Mapping[str, Any], key: str) -> None:

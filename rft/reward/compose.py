@@ -270,13 +270,12 @@ class SumScoring(Scoring):
         self._added: set[int] = set()
 
     def add(self, number: int, response: str, row: Mapping[str, Any]) -> None:
-        """See `Scoring.add`: terms in worker processes, threads and on servers begin to score the response."""
+        """Terms in worker processes, threads and on servers begin to score the response."""
         self._added.add(number)
         for name in self._routes.terms(row):
             self._calls[name].add(number, response, row)
 
     def cancel(self) -> None:
-        """See `Scoring.cancel`."""
         for calls in self._calls.values():
             calls.cancel()
 
@@ -356,15 +355,12 @@ def _term(
     return WeightedTerm(caller, convert(node["weight"], float, f"{key}.weight"), gate, clip)
 
 
-def _finite(title: str, values: Any, responses: Sequence[str]) -> Tensor:
+def _finite(title: str, values: Sequence[Any], responses: Sequence[str]) -> Tensor:
     """The scores (N,) float32; raises a FunctionError with the title for what cannot be the scores of the responses."""
-    found = list(values) if isinstance(values, Sequence | Tensor) else [values]
-    if len(found) != len(responses):
-        raise FunctionError(f"{title} gave {len(found)} scores for {len(responses)} responses")
-    numbers = [as_number(value) for value in found]
+    numbers = [as_number(value) for value in values]
 
     def refuse(wrong: list[int], what: str) -> None:
-        shown = "; ".join(f"row {n}: {found[n]!r}, response {head(responses[n])}" for n in wrong[:3])
+        shown = "; ".join(f"row {n}: {values[n]!r}, response {head(responses[n])}" for n in wrong[:3])
         if wrong:
             raise FunctionError(f"{title} gave {len(wrong)} scores that are {what}: {shown}")
 

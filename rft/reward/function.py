@@ -187,12 +187,10 @@ class RowFunction(RowTerm):
         function.check(tuple(VERL_ROW) if verl else ROW_NAMES)
 
     def check_row(self, row: Mapping[str, Any]) -> None:
-        """See `Term.check_row`."""
         if self.needs_truth:
             ground_truth(row)
 
     def value(self, response: str, row: Mapping[str, Any]) -> Any:
-        """See `RowTerm.value`."""
         if not self.needs_truth:
             return self._function(response, row)
         arguments = _verl([response], [row])
@@ -226,12 +224,10 @@ class BatchFunction(Term):
         self.reads = ("prompt", *columns)
 
     def check_row(self, row: Mapping[str, Any]) -> None:
-        """See `Term.check_row`."""
         if self.needs_truth:
             ground_truth(row)
 
     def values(self, responses: Sequence[str], rows: Rows) -> Any:
-        """See `Term.values`."""
         found = self._function(**self._signature.arguments(responses, rows))
         return _spread_awaited(found) if self.awaits else spread(found)
 

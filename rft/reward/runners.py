@@ -49,7 +49,6 @@ class InlineRunner(Runner):
         self._name = name
 
     def submit(self, responses: Sequence[str], rows: Rows) -> Future[Outcomes]:
-        """See `Runner.submit`."""
         done: Future[Outcomes] = Future()
         done.set_result(call(self._term, self._name, responses, rows))
         return done
@@ -69,11 +68,9 @@ class ThreadRunner(Runner):
         self._threads = ThreadPoolExecutor(term.threads, name)  # it starts threads as they are needed
 
     def submit(self, responses: Sequence[str], rows: Rows) -> Future[Outcomes]:
-        """See `Runner.submit`."""
         return self._threads.submit(call, self._term, self._name, responses, rows)
 
     def close(self) -> None:
-        """See `Runner.close`."""
         self._threads.shutdown(cancel_futures=True)
 
 
@@ -98,7 +95,6 @@ class AsyncRunner(Runner):
         """What the term returns for the responses of a call; a `Failure` where it returns nothing."""
 
     def submit(self, responses: Sequence[str], rows: Rows) -> Future[Outcomes]:
-        """See `Runner.submit`."""
         return self._begin(self._call(responses, rows))
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
@@ -115,7 +111,6 @@ class AsyncRunner(Runner):
         return Failure("deadline", f"not done in deadline_s={self._deadline_s:g}")
 
     def close(self) -> None:
-        """See `Runner.close`."""
         if self._loop is not None:
             self._loop.close()
             self._loop = None

@@ -131,7 +131,6 @@ class RowTerm(Term):
         """The value of one response; see `Term.values`."""
 
     def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Any:
-        """See `Term.values`."""
         found = [self.value(response, row) for response, row in zip(responses, rows, strict=True)]
         return _await_all(found) if self.awaits else found
 

@@ -67,7 +67,6 @@ class WorkerPool(AsyncRunner):
             raise WorkerLost("no_workers", str(error)) from error
 
     def close(self) -> None:
-        """See `Runner.close`."""
         super().close()
         while self._idle:
             self._idle.pop().end()
@@ -104,7 +103,6 @@ class ForkedPool(WorkerPool):
             return Failure("bad_answer", f"the run cannot read the value: {error}"), True
 
     def close(self) -> None:
-        """See `Runner.close`."""
         super().close()
         self._server.close()
 

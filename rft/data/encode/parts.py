@@ -23,12 +23,11 @@ from rft.data.encode.media.files import data_url, file_of, small_file
 Messages = list[dict[str, Any]]
 
 KINDS = ("image", "audio", "video")
-SHOWN = 60  # characters of a row that a message quotes
 COLUMNS = {f"{kind}{plural}": kind for kind in KINDS for plural in ("", "s")}  # of TRL, verl, OpenRLHF and LLaVA
 TYPES = {f"{kind}{url}": kind for kind in KINDS for url in ("", "_url")} | {"input_audio": "audio"}  # and of OpenAI
 MESSAGES = ("prompt", "response", "chosen", "rejected", "messages", "completion")  # fields that may have content parts
 LONGEST_PATH = 1000  # characters of a path that a message quotes
-SHOWN = 120  # characters of another value
+SHOWN = 120  # characters of another value, and of a row
 
 
 def normalize_media(row: Mapping[str, Any], folder: Path | None, prompt: str = "prompt") -> dict[str, Any]:

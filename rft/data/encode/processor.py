@@ -173,7 +173,7 @@ class MediaProcessor:
         encoded = self._encoded(self._outputs(rich.text, opened))
         if self.keeps_raw and opened:
             rate = self.sampling_rate if "audio" in opened else 0
-            encoded.raw = RawText(self._unexpanded(rich.text), opened, rate)
+            encoded.raw = RawText(self._tokenized(rich.text), opened, rate)
         return encoded
 
     def _check_sent(self, media: Parts) -> None:
@@ -195,8 +195,7 @@ class MediaProcessor:
         """
         whole = self.encode(rich)
         start = max(match.end() for match in self._slots_in(rich.text))  # no token crosses the end of a slot
-        found = self._processor.tokenizer([rich.text[start:cut] for cut in cuts], add_special_tokens=False).input_ids
-        ends = [self._spell(ids) for ids in found]
+        ends = [self._tokenized(rich.text[start:cut]) for cut in cuts]
         size = len(whole) - len(ends[-1])
         if whole[size:] != ends[-1] or any(any(whole.column(name)[size:]) for name in self.columns):
             # such as where a tokenizer drops white space behind a slot
@@ -221,7 +220,7 @@ class MediaProcessor:
         """The ids with the plain characters of quoted placeholders."""
         return [token for own in ids for token in self._spelled.get(own, [own])]
 
-    def _unexpanded(self, text: str) -> list[int]:
+    def _tokenized(self, text: str) -> list[int]:
         """The token ids of a text with its slots as they are."""
         return self._spell(self._processor.tokenizer(text, add_special_tokens=False).input_ids)
 

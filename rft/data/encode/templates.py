@@ -12,7 +12,7 @@ from jinja2 import TemplateError, meta
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from rft.data.rows.text.base import read_text
+from rft.data.rows.text_files import read_text
 from rft.data.strict_json import value_of
 from rft.errors import did_you_mean
 from rft.sanitize import one_line
@@ -84,8 +84,7 @@ class ChatTemplate:
         self.special = {
             token: self.added[token] for token, added in tokenizer.added_tokens_decoder.items() if added.special
         }
-        added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-        special = sorted({*tokenizer.all_special_tokens, *added}, key=len, reverse=True)
+        special = sorted({*tokenizer.all_special_tokens, *self.special.values()}, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special)))
         self._end_text = self._find_end()
         ends = (self._end_text or tokenizer.eos_token, self._find_call_end())

@@ -7,7 +7,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rft.data.rows.sources import require
-from rft.data.rows.text.json_files import json_lines
+from rft.data.rows.text_files import json_lines
 from rft.errors import without_code
 
 PAD, END, UNKNOWN = "<pad>", "<eos>", "<unk>"

@@ -5,9 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rft.data.rows.text.base import Located, TextFile, check_file
-from rft.data.rows.text.csv_files import CsvFile
-from rft.data.rows.text.json_files import JsonLines, json_file
+from rft.data.rows.text_files import CsvFile, JsonLines, Located, TextFile, check_file, json_file
 
 READ_AHEAD = 1024  # rows of a parquet file that are read at once
 TEXT_FILES: dict[str, Callable[[str, str], TextFile]] = {".jsonl": JsonLines, ".json": json_file, ".csv": CsvFile}

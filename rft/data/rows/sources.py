@@ -27,7 +27,7 @@ from rft.data.rows.files import (
 from rft.data.rows.lazy import ConcatRows, ConvertRow, LazyRows, Row, Rows
 from rft.data.rows.schemas import SCHEMAS
 from rft.data.rows.stream import RowStream, ShardReader, StreamableRows
-from rft.data.rows.text.base import TextRows
+from rft.data.rows.text_files import TextRows
 from rft.errors import did_you_mean, listed
 from rft.ranges import PositiveInt
 from rft.sanitize import LONGEST_NAME, one_line
@@ -91,7 +91,7 @@ class FileRows(StreamableRows):
         return parts[0] if len(parts) == 1 else ConcatRows(parts)
 
     def stream(self, required: Sequence[str]) -> RowStream:
-        """See `StreamableRows.stream`: one shard for each file."""
+        """The stream of the rows: one shard for each file."""
         key = f"{self.key}.path"
         files = find_files(self.path, key)
         if unsupported := [file for file in files if Path(file).suffix not in STREAMED]:
@@ -162,7 +162,7 @@ class HubRows(StreamableRows):
         return rows
 
     def stream(self, required: Sequence[str]) -> RowStream:
-        """See `StreamableRows.stream`: the shards of the data set; those of the hub are downloaded when read."""
+        """The stream of the rows, from the shards of the data set; those of the hub are downloaded when read."""
         if self._file is not None:
             return self._file.stream(required)
         table, title, convert = self._open(streaming=True), self._title, self._converter(required, self._folder)

@@ -101,12 +101,10 @@ class ModelTerm(Term):
             )
 
     def place(self, device: torch.device, offload: Offload) -> None:
-        """See `Term.place`."""
         self._model = DeviceModel(self._load)
         self._model.place(device, offload)
 
     def shard(self, world: World, make: Callable[[str], Strategy]) -> None:
-        """See `Term.shard`."""
         assert self.shards, f"{type(self).__name__} computes with a whole model"
         strategy = make(self.options.dtype)
         self.offloaded = strategy.offloads(trains=False)

@@ -68,8 +68,6 @@ class Judge(ModelTerm):
 
     @torch.no_grad()
     def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[float]:
-        """See `Term.values`."""
-
         return [float(score) for score in self._outputs(lambda: self._questions(responses, rows))]
 
     def _forward(self, model: PreTrainedModel, texts: list[EncodedText]) -> Tensor:
@@ -136,7 +134,6 @@ class WritingJudge(Judge):
 
     @torch.no_grad()
     def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[float]:
-        """See `Term.values`."""
         questions = self._questions(responses, rows)
         scores = [0.0] * len(questions)
         with self._model.loaded() as model:

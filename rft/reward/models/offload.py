@@ -128,16 +128,16 @@ class ShardedModel(HeldModel):
         self._kept: PreTrainedModel | None = None
 
     def forwards(self, own: int) -> int:
-        """See `HeldModel.forwards`: as many as the rank with most of them."""
+        """As many as the rank with most of them."""
         return int(max(self._world.gather(own)))
 
     def forward_pass(self) -> AbstractContextManager[None]:
-        """See `HeldModel.forward_pass`: work that needs all ranks."""
+        """The block is one forward, which needs all ranks."""
         return self._world.wait.during(f"a forward pass of {self._key}")
 
     @contextmanager
     def loaded(self) -> Iterator[PreTrainedModel]:
-        """See `HeldModel.loaded`.
+        """The block computes with the shards of this rank.
 
         Raises:
             CollectiveError: an error is raised in the block, while other ranks compute with this one.

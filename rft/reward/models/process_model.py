@@ -51,7 +51,6 @@ class ProcessRewardModel(ClassifierTerm):
 
     @torch.no_grad()
     def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[float]:
-        """See `Term.values`."""
         ends: list[list[int]] = []  # of the steps of each response
 
         def encode() -> list[EncodedText]:

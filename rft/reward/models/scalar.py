@@ -36,8 +36,6 @@ class RewardModel(ClassifierTerm):
 
     @torch.no_grad()
     def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[float]:
-        """See `Term.values`."""
-
         def encode() -> list[EncodedText]:
             return [
                 self._encoder.example({**row, "response": response})[0]

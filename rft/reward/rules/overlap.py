@@ -17,12 +17,12 @@ CHARACTERS = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\
 
 def words_of(text: str) -> list[str]:
     """The words of a text in lower case, without punctuation and the articles a, an, the."""
-    kept = "".join(letter for letter in text.lower() if not _is_punctuation(letter))
+    kept = "".join(
+        letter
+        for letter in text.lower()
+        if letter not in string.punctuation and not unicodedata.category(letter).startswith("P")
+    )
     return CHARACTERS.sub(r" \g<0> ", ARTICLES.sub(" ", kept)).split()
-
-
-def _is_punctuation(letter: str) -> bool:
-    return letter in string.punctuation or unicodedata.category(letter).startswith("P")
 
 
 def _golds(row: Mapping[str, Any]) -> list[list[str]]:
@@ -47,11 +47,6 @@ def _words(response: str, tag: str | None) -> list[str]:
 
 def _text(response: str, tag: str | None) -> str | None:
     return " ".join(_words(response, tag)) or None
-
-
-def _f1(words: list[str], gold: list[str]) -> float:
-    """2 precision recall / (precision + recall) of the words; a word counts as often as both have it."""
-    return 2 * (Counter(words) & Counter(gold)).total() / (len(words) + len(gold))
 
 
 def _written(row: Mapping[str, Any], metric: str, tag: str | None) -> list[str]:
@@ -91,8 +86,8 @@ def overlap(
         ValueError: the row's `answer` is neither a text nor a list of texts, or has no word.
     """
     words, golds = _words(response, tag), _golds(row)
-    if metric == "f1":
-        return max(_f1(words, gold) for gold in golds)
+    if metric == "f1":  # 2 precision recall / (precision + recall) of the words; one counts as often as both have it
+        return max(2 * (Counter(words) & Counter(gold)).total() / (len(words) + len(gold)) for gold in golds)
     if metric == "exact":
         return float(words in golds)
     return float(any(f" {' '.join(gold)} " in f" {' '.join(words)} " for gold in golds))

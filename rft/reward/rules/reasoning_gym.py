@@ -51,7 +51,6 @@ class ReasoningGymScore(RowTerm):
         self._run_answers = run_answers
 
     def check_row(self, row: Mapping[str, Any]) -> None:
-        """See `Term.check_row`."""
         entry = row[REASONING_GYM]
         if not isinstance(entry, dict) or not {"task", "options", "answer", "metadata"} <= entry.keys():
             raise ValueError(
@@ -64,14 +63,12 @@ class ReasoningGymScore(RowTerm):
             )
 
     def value(self, response: str, row: Mapping[str, Any]) -> Any:
-        """See `RowTerm.value`."""
         entry, answer = row[REASONING_GYM], self.extract(response)
         if answer is None:
             return 0.0
         return _task(entry["task"], json.dumps(entry["options"])).score_answer(answer, entry)
 
     def extract(self, response: str) -> str | None:
-        """See `Term.extract`."""
         found = response if self._tag is None else last_block(response, self._tag)
         return None if found is None else found.strip()
 

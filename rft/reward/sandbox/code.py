@@ -92,7 +92,7 @@ class ProgramTests(RowTerm):
         return read_tests(row[field], field, self.options.asserts, name)
 
     def gold_responses(self, row: Mapping[str, Any]) -> Sequence[str]:
-        """See `Term.gold_responses`: a program that knows the expected values."""
+        """A program that knows the expected values."""
         program = gold_program(self._tests(row))
         if program is None:
             return ()
@@ -100,7 +100,7 @@ class ProgramTests(RowTerm):
         return (block if self.options.program == "last_block" else program,)
 
     def value(self, response: str, row: Mapping[str, Any]) -> float | Unscored:
-        """See `RowTerm.value`; `Unscored` where the sandbox itself fails."""
+        """1, 0 or a share; `Unscored` where the sandbox itself fails."""
         tests = self._tests(row)
         program = extract_program(response) if self.options.program == "last_block" else response
         if program is None:
@@ -161,15 +161,12 @@ class CodeTests(ProgramTests):
         self.threads = options.sandbox.workers
 
     def check(self) -> None:
-        """See `Sandbox.check`."""
         self._sandbox.check()
 
     def run(self, program: str, stdin: str) -> Outcome:
-        """See `Sandbox.run`."""
         return self._sandbox.run(program, stdin)
 
     def count_passed(self, program: str, script: Script) -> int | Unscored:
-        """See `rft.reward.sandbox.separate`."""
         return count_passed(self._sandbox, program, script)
 
 

@@ -79,7 +79,7 @@ class ServedCodeTests(ProgramTests):
             )
 
     def check_row(self, row: Mapping[str, Any]) -> None:
-        """See `ProgramTests.check_row`; tests that need a process apart from the program are refused."""
+        """Refuses tests that need a process apart from the program, too."""
         super().check_row(row)
         if self._tests(row).script is not None:
             raise ValueError(
@@ -88,7 +88,6 @@ class ServedCodeTests(ProgramTests):
             )
 
     def run(self, program: str, stdin: str) -> Outcome:
-        """See `ProgramTests.run`."""
         try:
             program.encode(), stdin.encode()
         except UnicodeEncodeError as error:
@@ -99,7 +98,7 @@ class ServedCodeTests(ProgramTests):
             return Outcome("refused", "", "", 0.0, str(error))
 
     def count_passed(self, program: str, script: Script) -> int | Unscored:
-        """See `ProgramTests.count_passed`; `check_row` has refused such rows."""
+        """None is counted: `check_row` has refused such rows."""
         return Unscored("no sandbox: a server cannot run tests apart from the program")
 
     async def _run(self, program: str, stdin: str) -> Outcome:

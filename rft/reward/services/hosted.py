@@ -37,7 +37,7 @@ class HostedTerm(Term):
         self.rows_per_call = options.rows_per_request
 
     def check(self) -> None:
-        """See `Term.check`: the servers have this term with the same options."""
+        """Checks that the servers have this term with the same options."""
         if check_servers(self._servers, self._key, self._name, self.rows_per_call or 1) != self._fingerprint:
             raise ValueError(
                 f"{self._key}.addresses: the servers have other options of the term {self._name!r}; start them with "
@@ -45,20 +45,18 @@ class HostedTerm(Term):
             )
 
     def check_row(self, row: Mapping[str, Any]) -> None:
-        """See `Term.check_row`: the whole row is sent."""
+        """Checks the row, and that it is JSON: the whole row is sent."""
         self._own.check_row(row)
         check_json(row, f"remove it from the rows, or compute the term {self._name!r} without servers")
 
     def extract(self, response: str) -> str | None:
-        """See `Term.extract`."""
         return self._own.extract(response)
 
     def gold_responses(self, row: Mapping[str, Any]) -> Sequence[str]:
-        """See `Term.gold_responses`."""
         return self._own.gold_responses(row)
 
     async def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Any:
-        """See `Term.values`. A `Failure` has one of the reasons of `Servers.post`."""
+        """The values that the servers give. A `Failure` has one of the reasons of `Servers.post`."""
         body = score_body(responses, rows, self._name)
         return await self._servers.post(SCORE, body, lambda answer: read_scores(body, answer, self._fingerprint))
 

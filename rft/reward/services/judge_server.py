@@ -65,7 +65,7 @@ class ServedJudge(Term):
                 )
 
     async def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Any:
-        """See `Term.values`; of one response. A `Failure` has one of the reasons of `Servers.post`."""
+        """The grade of one response. A `Failure` has one of the reasons of `Servers.post`."""
         (response,), (row,) = responses, rows
         question = self._question.ask(row, response=response)
         asked = [{"role": "user", "content": question}] if isinstance(question, str) else openai_messages(question)

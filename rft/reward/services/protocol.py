@@ -201,11 +201,9 @@ class Rft(Protocol):
         self._term = term
 
     def body(self, responses: Sequence[str], rows: Rows) -> dict[str, Any]:
-        """See `Protocol.body`."""
         return score_body(responses, rows, self._term)
 
     def read(self, body: Mapping[str, Any], answer: Any, count: int) -> list[Any]:
-        """See `Protocol.read`."""
         return read_scores(body, answer, self.fingerprint)
 
 
@@ -216,13 +214,12 @@ class OpenRLHF(Protocol):
     fields = ("prompt",)
 
     def body(self, responses: Sequence[str], rows: Rows) -> dict[str, Any]:
-        """See `Protocol.body`. A query is prompt and response."""
+        """A query is prompt and response."""
         prompts = [prompt_text(row) for row in rows]
         queries = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
         return {"query": queries, "prompts": prompts, "labels": [label(row) for row in rows]}
 
     def read(self, body: Mapping[str, Any], answer: Any, count: int) -> list[Any]:
-        """See `Protocol.read`."""
         rewards = _column(answer["rewards"], "rewards", count)
         logs = object_in(answer.get("extra_logs") or {}, "extra_logs")
         columns = {name: _column(values, f"extra_logs.{name}", count) for name, values in logs.items()}
@@ -240,7 +237,7 @@ class NemoGym(Protocol):
     fields = ("prompt",)
 
     def body(self, responses: Sequence[str], rows: Rows) -> dict[str, Any]:
-        """See `Protocol.body`. The fields of the row stand beside the response, as NeMo-Gym's own rows have them."""
+        """The fields of the row stand beside the response, as NeMo-Gym's own rows have them."""
         (text,), (row,) = responses, rows
         prompt = row["prompt"]
         asked = {"input": [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt}
@@ -252,7 +249,6 @@ class NemoGym(Protocol):
         return {"responses_create_params": asked, **beside, "response": response}
 
     def read(self, body: Mapping[str, Any], answer: Any, count: int) -> list[Any]:
-        """See `Protocol.read`."""
         verdict = object_in(answer, "the answer")
         if verdict.get("mask_sample", False) is not False:
             return [Unscored(str(verdict.get("failure_kind") or "masked"))]
@@ -276,12 +272,10 @@ class Mapped(Protocol):
         self.fields = tuple(sorted({field for _, field in LEAF.findall(repr(request)) if field}))
 
     def body(self, responses: Sequence[str], rows: Rows) -> dict[str, Any]:
-        """See `Protocol.body`."""
         filled: dict[str, Any] = fill(self._request, responses[0], rows[0])
         return filled
 
     def read(self, body: Mapping[str, Any], answer: Any, count: int) -> list[Any]:
-        """See `Protocol.read`."""
         found = answer
         for step in self._score.split("."):
             found = found[int(step)] if isinstance(found, list) else object_in(found, self._score)[step]

@@ -67,7 +67,7 @@ class RemoteTerm(Term):
         self.reads = tuple(fields) if fields is not None else self._protocol.fields
 
     def check(self) -> None:
-        """See `Term.check`: asks the servers."""
+        """Asks the servers whether they can score."""
         if isinstance(self._protocol, Rft):
             rows = self.rows_per_call or 1
             self._protocol.fingerprint = check_servers(self._servers, self._key, self._term, rows)
@@ -75,11 +75,11 @@ class RemoteTerm(Term):
             self._servers.ask_all(_answers)
 
     def check_row(self, row: Mapping[str, Any]) -> None:
-        """See `Term.check_row`: the fields that are sent are JSON."""
+        """Checks that the fields that are sent are JSON."""
         check_json(self._sent(row), f"name those that the server needs in {self._key}.fields")
 
     async def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Any:
-        """See `Term.values`. A `Failure` has one of the reasons of `Servers.post`."""
+        """The values that a server gives. A `Failure` has one of the reasons of `Servers.post`."""
         body = self._protocol.body(responses, [self._sent(row) for row in rows])
         read = self._protocol.read
         return await self._servers.post(self._path, body, lambda answer: read(body, answer, len(responses)))

@@ -75,7 +75,6 @@ class ScoreEndpoint(Endpoint):
         self._fingerprints = fingerprints
 
     def read(self, body: Mapping[str, Any]) -> Batch:
-        """See `Endpoint.read`."""
         responses = _texts(body, "responses")
         term = body.get("term")
         if not isinstance(term, str | None) or term not in self._fingerprints:
@@ -84,7 +83,6 @@ class ScoreEndpoint(Endpoint):
         return Batch(responses, _objects(body, "rows", len(responses)), body)
 
     def answer(self, batch: Batch, scores: Scores, reward: WeightedSum) -> dict[str, Any]:
-        """See `Endpoint.answer`."""
         results = [
             {
                 "total": number_or_none(scores.total[number].item()),
@@ -104,7 +102,7 @@ class GetRewardEndpoint(Endpoint):
     path = "/get_reward"
 
     def read(self, body: Mapping[str, Any]) -> Batch:
-        """See `Endpoint.read`. A query is prompt and response; without prompts it is the response."""
+        """A query is prompt and response; without prompts it is the response."""
         queries = _texts(body, "query")
         prompts = _texts(body, "prompts", len(queries)) if body.get("prompts") is not None else [""] * len(queries)
         labels = _list(body, "labels", len(queries)) if body.get("labels") is not None else None
@@ -118,7 +116,7 @@ class GetRewardEndpoint(Endpoint):
         return Batch(responses, rows, body)
 
     def answer(self, batch: Batch, scores: Scores, reward: WeightedSum) -> dict[str, Any]:
-        """See `Endpoint.answer`. A term that is missing for a response is left out of `extra_logs`."""
+        """A term that is missing for a response is left out of `extra_logs`."""
         accuracies = scores.accuracies(reward.accuracy_terms(batch.rows))
         for values in (scores.total, accuracies):
             _all_scored(values, scores.unscored)
@@ -132,14 +130,13 @@ class VerifyEndpoint(Endpoint):
     path = "/verify"
 
     def read(self, body: Mapping[str, Any]) -> Batch:
-        """See `Endpoint.read`. The row has the other fields of the request and those of `verifier_metadata`."""
+        """The row has the other fields of the request and those of `verifier_metadata`."""
         asked, response = (_object(body, name) for name in ("responses_create_params", "response"))
         extra = _object(body, "verifier_metadata") if body.get("verifier_metadata") is not None else {}
         row = {name: value for name, value in body.items() if name not in ("responses_create_params", "response")}
         return Batch([output_text(response)], [{"prompt": asked.get("input"), **row, **extra}], body)
 
     def answer(self, batch: Batch, scores: Scores, reward: WeightedSum) -> dict[str, Any]:
-        """See `Endpoint.answer`."""
         _all_scored(scores.total, scores.unscored)
         return {**batch.body, **_known(scores.terms, 0), "reward": scores.total[0].item()}
 

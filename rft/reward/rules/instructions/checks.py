@@ -101,11 +101,10 @@ def forbidden_words(text: str, *, forbidden_words: list[str]) -> bool:
     return not any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE) for word in forbidden_words)
 
 
-def _no_letter(letter: str) -> str | None:
-    return None if len(letter.strip()) == 1 else f"letter={letter!r}: write one character"
-
-
-@INSTRUCTIONS.register("keywords:letter_frequency", fault=_no_letter)
+@INSTRUCTIONS.register(
+    "keywords:letter_frequency",
+    fault=lambda letter: None if len(letter.strip()) == 1 else f"letter={letter!r}: write one character",
+)
 def letter_frequency(text: str, *, letter: str, let_frequency: NonNegativeInt, let_relation: Relation) -> bool:
     """The letter occurs so often, in either case."""
     return compares(text.lower().count(letter.strip().lower()), let_relation, let_frequency)

@@ -51,7 +51,7 @@ def final_answer(text: str, extract_from: Sequence[Place], markers: Sequence[str
     """
     text = seen(text)
     places: dict[str, Callable[[str], str | None]] = {
-        "boxed": last_boxed,
+        "boxed": lambda text: next(boxed(text), None),
         "markers": lambda text: behind_marker(text[-TAIL:], markers),
         "last": lambda text: last_expression(text[-TAIL:]),
     }
@@ -64,11 +64,6 @@ def final_answer(text: str, extract_from: Sequence[Place], markers: Sequence[str
 def seen(text: str) -> str:
     """The text without characters that are not seen."""
     return text if text.isascii() else UNSEEN.sub("", text)
-
-
-def last_boxed(text: str) -> str | None:
-    r"""The last answer in \boxed{} or \fbox{}, see `boxed`; "" where it is not closed, None where there is none."""
-    return next(boxed(text), None)
 
 
 def boxed(text: str) -> Iterator[str]:

@@ -19,22 +19,8 @@ from rft.reward.rules.math_check.units import CURRENCY, Unit, unit
 
 LONGEST = 1000  # characters of an answer; a longer one is not read
 FUNCTIONS = {"sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "lim", "max", "min", "gcd", "lcm", "det"}
-SHORT_WORDS = {
-    "all",
-    "and",
-    "any",
-    "no",
-    "not",
-    "odd",
-    "off",
-    "on",
-    "one",
-    "or",
-    "six",
-    "ten",
-    "two",
-    "yes",
-}  # no products
+# No products of their letters.
+SHORT_WORDS = {"all", "and", "any", "no", "not", "odd", "off", "on", "one", "or", "six", "ten", "two", "yes"}
 THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,]*\d)")
 SPACED = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d ]*\d)")
 MATRIX = re.compile(
@@ -173,15 +159,13 @@ def _time(clock: re.Match[str]) -> Words:
 
 def _joined(text: str) -> str:
     """Numbers without the signs between thousands, outside of brackets."""
-    parts = _pieces(text)
-    return "".join(
-        SPACED.sub(lambda found: found.group().replace(" ", ""), THOUSANDS.sub(_without_commas, part)) if flat else part
-        for part, flat in parts
-    )
-
-
-def _without_commas(found: re.Match[str]) -> str:
-    return found.group().replace(",", "")
+    joined = ""
+    for piece, flat in _pieces(text):
+        if flat:
+            piece = THOUSANDS.sub(lambda found: found.group().replace(",", ""), piece)
+            piece = SPACED.sub(lambda found: found.group().replace(" ", ""), piece)
+        joined += piece
+    return joined
 
 
 def _pieces(text: str) -> list[tuple[str, bool]]:
@@ -242,7 +226,8 @@ def _read(text: str) -> Answer:
     items, found = split(_each_named(text), SEPARATOR)
     items = [item for item in items if item.strip()] if found else items
     if len(items) > 1:
-        return _solutions(text) or Group("list", tuple(_flat(map(_read, items))), _ends(found))
+        ends = "or" if all("or" in separator for separator in found) else ""
+        return _solutions(text) or Group("list", tuple(_flat(map(_read, items))), ends)
     text = bare(items[0]) if items else ""
     if two := RATIO.fullmatch(text):
         text = f"{two[1]}/{two[2]}"
@@ -282,10 +267,6 @@ def _ratio(text: str) -> Group | None:
     items = tuple(map(_read, parts)) if len(parts) > 2 and all(part.strip() for part in parts) else ()
     plain = all(isinstance(item, Scalar) and item.unit is None and not item.percent for item in items)
     return Group("ratio", items) if items and plain else None
-
-
-def _ends(separators: list[str]) -> str:
-    return "or" if all("or" in separator for separator in separators) else ""
 
 
 def _solutions(text: str) -> Answer | None:

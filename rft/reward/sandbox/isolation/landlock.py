@@ -22,11 +22,6 @@ class _Rule(ctypes.Structure):
     _fields_ = [("allowed", ctypes.c_uint64), ("folder", ctypes.c_int32)]
 
 
-def abi() -> int:
-    """The version of the kernel's Landlock. Raises an OSError where it has none."""
-    return kernel.syscall("landlock_create_ruleset", kernel.LANDLOCK_CREATE, ctypes.c_void_p(None), 0, VERSION)
-
-
 def restrict(readable: Iterable[str], listed: Iterable[str], writable: Iterable[str]) -> None:
     """Restricts this process and its later children; needs `no_new_privileges`.
 
@@ -34,8 +29,11 @@ def restrict(readable: Iterable[str], listed: Iterable[str], writable: Iterable[
         readable: files and folders that may be read.
         listed: folders of which only the names of their files may be read.
         writable: files and folders that may be written.
+
+    Raises:
+        OSError: the kernel has no Landlock.
     """
-    version = abi()
+    version = kernel.syscall("landlock_create_ruleset", kernel.LANDLOCK_CREATE, ctypes.c_void_p(None), 0, VERSION)
     handled = ALL_BY_ABI[max(known for known in ALL_BY_ABI if known <= version)]
     rules = _Ruleset(
         handled,

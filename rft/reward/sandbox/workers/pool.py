@@ -123,7 +123,7 @@ class IsolatedPool(WorkerPool):
         return decode(answer[1:]), answer[:1] != LAST
 
     def close(self) -> None:
-        """See `Runner.close`; ends the fork server of the sandbox too."""
+        """Ends the workers, and the fork server of the sandbox."""
         super().close()
         self._sandbox.close()
 
@@ -162,22 +162,18 @@ class IsolatedTerm(Term):
         self._pool.facts()
 
     def check_row(self, row: Mapping[str, Any]) -> None:
-        """See `Term.check_row`."""
         if self._rule is not None:
             self._rule.check_row(row)
         if self._needs_truth:
             ground_truth(row)
 
     def values(self, responses: Sequence[str], rows: Rows) -> Outcomes:
-        """See `Term.values`."""
         return self._pool.submit(responses, rows).result()
 
     def extract(self, response: str) -> str | None:
-        """See `Term.extract`."""
         return self._rule.extract(response) if self._rule is not None else None
 
     def gold_responses(self, row: Mapping[str, Any]) -> Sequence[str]:
-        """See `Term.gold_responses`."""
         return self._rule.gold_responses(row) if self._rule is not None else ()
 
 
