@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from rft.errors import prefixed
 from rft.reward import REWARDS
 from rft.reward.build import build_term
 from rft.reward.failure import Failure, catching
@@ -90,10 +91,8 @@ class ForkedPool(WorkerPool):
         self._server = ForkServer(title, prepare_term, given, {"OMP_NUM_THREADS": "1"}, start_s=START_S)
 
     def _start(self) -> Worker:
-        try:
+        with prefixed(f"the fork server of {self._key} ended: "):
             return self._server.fork()
-        except ValueError as error:
-            raise ValueError(f"the fork server of {self._key} ended: {error}") from error
 
     async def _exchange(self, worker: Worker, job: bytes) -> tuple[Any, bool]:
         answer = await worker.call(job, self._deadline_s)

@@ -8,8 +8,7 @@ list of images.
 
 import base64
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 
 from rft.data.encode.media.audio import samples_of
 from rft.data.encode.media.files import data_url, file_of, small_file
+from rft.errors import prefixed
 
 Messages = list[dict[str, Any]]
 
@@ -50,13 +50,13 @@ def normalize_media(row: Mapping[str, Any], folder: Path | None, prompt: str = "
     columns = {}
     for name, kind in COLUMNS.items() if len(found) < len(row) else ():
         if values := _listed(row.get(name)):
-            with _named(name):
+            with prefixed(f"the field {name!r}: "):
                 columns[name] = [_value(value, kind, folder) for value in values]
     if columns:
         found |= _placed(found, columns, prompt)
     for field in dict.fromkeys((prompt, *MESSAGES)):
         if isinstance(found.get(field), list) and _is_chat(found[field]):
-            with _named(field):
+            with prefixed(f"the field {field!r}: "):
                 found[field] = [_normalized(message, folder) for message in found[field]]
     return found
 
@@ -154,7 +154,7 @@ def _placed(row: Mapping[str, Any], columns: dict[str, list[Any]], prompt: str) 
         raise ValueError(f"the fields {names} are of the same kind; keep one of them")
     new = old
     for name in reversed(columns):  # without markers, each is put before those that were put in
-        with _named(name):
+        with prefixed(f"the field {name!r}: "):
             new = _filled(new, COLUMNS[name], columns[name], field)
     placed = {field: new}
     if _is_chat(row.get("messages")):  # a schema gives both fields the same messages
@@ -322,15 +322,6 @@ def _listed(value: Any) -> list[Any]:
     if isinstance(value, list | tuple):
         return list(value)
     return [] if value is None or (isinstance(value, str | Mapping) and not value) else [value]
-
-
-@contextmanager
-def _named(field: str) -> Iterator[None]:
-    """Puts the name of a field before the message of a ValueError."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"the field {field!r}: {error}") from error
 
 
 def _is_chat(value: Any) -> bool:

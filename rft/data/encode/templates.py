@@ -14,7 +14,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rft.data.rows.text_files import read_text
 from rft.data.strict_json import value_of
-from rft.errors import did_you_mean
+from rft.errors import did_you_mean, prefixed
 from rft.sanitize import one_line
 
 if TYPE_CHECKING:  # worker processes of reward rules start without transformers
@@ -149,10 +149,8 @@ class ChatTemplate:
             ValueError: they are of another form, or the template ignores tools.
         """
         if isinstance(tools, str):  # tables can hold schemas of different rows only as text
-            try:
+            with prefixed(f"{what} is not JSON: "):
                 tools = value_of(tools)
-            except ValueError as error:
-                raise ValueError(f"{what} is not JSON: {error}") from error
         if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
             raise ValueError(f"{what}: expected a list of tool schemas as {{type: function, function: ...}}")
         if not self.takes_tools:

@@ -28,7 +28,7 @@ from rft.data.rows.lazy import ConcatRows, ConvertRow, LazyRows, Row, Rows
 from rft.data.rows.schemas import SCHEMAS
 from rft.data.rows.stream import RowStream, ShardReader, StreamableRows
 from rft.data.rows.text_files import TextRows
-from rft.errors import did_you_mean, listed
+from rft.errors import did_you_mean, listed, prefixed
 from rft.ranges import PositiveInt
 from rft.sanitize import LONGEST_NAME, one_line
 from rft.waits import waiting
@@ -276,11 +276,9 @@ def row_converter(
                     row = apply_schema(row)
                 except ValueError as error:
                     raise ValueError(f"{where}: {error}; see {key}.schema") from error
-            try:
+            with prefixed(f"{where}: "):
                 check_names(row)
                 row = normalize_media(row, folder)
-            except ValueError as error:
-                raise ValueError(f"{where}: {error}") from error
             for field in required:
                 cure = f"name it with +{key}.columns.{field}=<name in the data>"
                 require(row, field, where, cure)
@@ -356,10 +354,8 @@ def check_text(value: Any, field: str, where: str, cure: str) -> None:
     if isinstance(value, str):
         empty, size = not (value if field == "text" else value.strip()), len(value)
     elif isinstance(value, list) and value:
-        try:
+        with prefixed(f"{where}: "):
             messages = conversation(value, f"the field {field!r}")
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from error
         said = [message for message in messages if any(part for name, part in message.items() if name != "role")]
         empty, size = not said, sum(len(text_of(message.get("content"))) for message in messages)
     elif isinstance(value, list):

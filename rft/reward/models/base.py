@@ -27,7 +27,7 @@ from rft.data.encode.parts import media_of
 from rft.data.encode.processor import MediaProcessor
 from rft.data.encode.processors import media_processor
 from rft.distributed import World
-from rft.errors import without_code
+from rft.errors import prefixed, without_code
 from rft.ranges import PositiveInt
 from rft.reward.models.offload import DeviceModel, HeldModel, ShardedModel, load_sharded
 from rft.reward.term import Offload, Term
@@ -246,10 +246,8 @@ class ModelTerm(Term):
         """The processor beside a model that takes media; None of a model of text."""
         if type(self._config) not in MODEL_FOR_MULTIMODAL_LM_MAPPING:
             return None
-        try:
+        with prefixed(f"{self._key}.path="):
             return media_processor(self.options.path, self._tokenizer, self.options.trust_remote_code)
-        except ValueError as error:
-            raise ValueError(f"{self._key}.path={error}") from error
 
     @cached_property
     def _encoder(self) -> Encoder:

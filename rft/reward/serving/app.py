@@ -20,7 +20,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 
 from rft.batch.scores import Scores, spell_reason
 from rft.data.strict_json import value_of
-from rft.errors import FunctionError
+from rft.errors import FunctionError, prefixed
 from rft.remote.http_limits import ScoringLimits
 from rft.remote.http_server import read_body
 from rft.reward.compose import WeightedSum
@@ -293,10 +293,8 @@ def _read(endpoint: Endpoint, body: Any, reward: WeightedSum, limits: ScoringLim
             too_many = f"{len(batch.responses)} responses; a request may have {limits.rows} (serve.limits.rows)"
             raise HTTPException(413, too_many)
         for number, row in enumerate(batch.rows):
-            try:
+            with prefixed(f"row {number}: "):
                 reward.check_fields(row)
-            except ValueError as error:
-                raise ValueError(f"row {number}: {error}") from error
     except ValueError as error:
         raise HTTPException(422, str(error)) from error
     return batch

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from rft.data.rows.files import without_nulls
 from rft.data.rows.packages.child import check_rows, rows_of_child
+from rft.errors import prefixed
 from rft.ranges import PositiveInt
 
 MISSING = 'the package verifiers is not installed; pip install "rft[verifiers]"'
@@ -83,10 +84,8 @@ def generate(
     id: str, args: dict[str, Any], split: Literal["train", "eval"], limit: int | None, key: str
 ) -> list[dict[str, Any]]:
     """The rows; see `VerifiersRows`."""
-    try:
+    with prefixed(f"{key}: "):
         environment = load_environment(id, args)
-    except ValueError as error:
-        raise ValueError(f"{key}: {error}") from error
     found = environment.build_dataset() if split == "train" else environment.build_eval_dataset()
     if found is None:
         raise ValueError(

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Literal
 
+from rft.errors import prefixed
 from rft.registry import Plugin
 from rft.reward.registry import REWARDS
 from rft.reward.rules.instructions.checks import INSTRUCTIONS
@@ -32,14 +33,12 @@ def instructions_of(row: Mapping[str, Any]) -> list[Plugin]:
             "the fields 'instruction_id_list' and 'kwargs' must be lists of one length, with an entry or more; they "
             f"are {names!r:.80} and {arguments!r:.80}"
         )
-    found = []
+    instructions = []
     for name, given in zip(names, arguments, strict=True):
         options = {option: _whole(value) for option, value in (given or {}).items() if value is not None}
-        try:
-            found.append(_build(json.dumps({"name": name, **options})))
-        except ValueError as error:
-            raise ValueError(f"the instruction {name!r} of the row: {error}") from error
-    return found
+        with prefixed(f"the instruction {name!r} of the row: "):
+            instructions.append(_build(json.dumps({"name": name, **options})))
+    return instructions
 
 
 def variants(response: str) -> list[str]:
