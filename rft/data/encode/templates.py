@@ -123,7 +123,7 @@ class ChatTemplate:
         try:
             text = str(
                 self.tokenizer.apply_chat_template(
-                    [self._wrapped(self._without_end(self._with_calls(message))) for message in messages],
+                    [self._prepared(message) for message in messages],
                     tools=tools,
                     add_generation_prompt=answering and not continued,
                     continue_final_message=continued,
@@ -223,12 +223,6 @@ class ChatTemplate:
                 )
         return dict(arguments)
 
-    def _without_end(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        content = message.get("content")
-        if message.get("role") != "assistant" or not isinstance(content, str):
-            return message
-        return {**message, "content": content.removesuffix(self._end_text)}
-
     @property
     def writes_calls(self) -> bool:
         """Whether the template writes the calls of tools in an answer."""
@@ -242,17 +236,23 @@ class ChatTemplate:
                 "tool_calls; choose a template that writes them, such as chatml, or write the calls as content"
             )
 
-    def _with_calls(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The message with the arguments of its calls as the template takes them: objects, or their JSON texts.
+    def _prepared(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The message as the template takes it: the arguments of its calls are objects or their JSON texts, and an
+        answer has no end token.
 
         Raises:
             ValueError: arguments are no JSON object.
         """
-        calls = message.get("tool_calls")
-        if not calls or self._probes:
-            return message
-        form = _as_text if self._call_form == "text" else _as_object
-        return {**message, "tool_calls": [_with_arguments(call, form) for call in calls]}
+        changed: dict[str, Any] = {}
+        if message.get("tool_calls") and not self._probes:
+            form = _as_text if self._call_form == "text" else _as_object
+            changed["tool_calls"] = [_with_arguments(call, form) for call in message["tool_calls"]]
+        content = message.get("content")
+        if isinstance(content, str):
+            if message.get("role") == "assistant":
+                content = content.removesuffix(self._end_text)
+            changed["content"] = [{"type": "text", "text": content}] if self._wraps else content
+        return {**message, **changed}
 
     @cached_property
     def _call_form(self) -> Literal["object", "text", "none"]:
@@ -271,11 +271,6 @@ class ChatTemplate:
         if "value" in found.get("text", ""):
             return "text"
         return "none" if found else "object"  # a template that renders neither says why
-
-    def _wrapped(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        content = message.get("content")
-        wraps = self._wraps and isinstance(content, str)
-        return {**message, "content": [{"type": "text", "text": content}]} if wraps else message
 
     def _find_end(self) -> str:
         """The first special token after a plain answer, else the one that the next message begins with; or empty."""

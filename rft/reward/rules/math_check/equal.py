@@ -15,7 +15,7 @@ from rft.reward.rules.math_check.formula import (
     DIGITS,
     answer_at,
     as_fraction,
-    attempt,
+    comparing,
     formula,
     value_at,
     verified,
@@ -194,7 +194,7 @@ class Comparison:
     def _formulas(self, gold: Scalar, answer: Scalar, first: Fraction, second: Fraction, decimal: bool) -> bool:
         import sympy
 
-        def compare() -> bool:
+        with comparing():
             expressions = formula(gold.latex), formula(answer.latex)
             factors = (sympy.Rational(factor.numerator, factor.denominator) for factor in (first, second))
             a, b = (e if f == 1 else e * f for e, f in zip(expressions, factors, strict=True))
@@ -206,9 +206,7 @@ class Comparison:
                     return numbers == [None, None] and verified(a, b)
                 if not self._numbers(numbers[0], numbers[1], decimal):
                     return False
-            return True
-
-        return attempt(compare)
+        return True
 
     def _numbers(self, gold: Any, answer: Any, decimal: bool) -> bool:
         """Complex numbers of `DIGITS` digits, whose last ten may be wrong."""
@@ -241,10 +239,9 @@ def _alternatives(answer: Answer) -> Answer:
 
 def _proportional(gold: Relation, answer: Relation) -> bool:
     """Two equations, or inequalities of the same sign, of which one is a multiple of the other."""
+    import sympy
 
-    def compare() -> bool:
-        import sympy
-
+    with comparing():
         differences = []
         for relation in (gold, answer):
             sides = [side for side in relation.sides if isinstance(side, Scalar)]
@@ -257,8 +254,6 @@ def _proportional(gold: Relation, answer: Relation) -> bool:
         ratio = sympy.simplify(differences[0] / differences[1])
         return bool(ratio.is_number and ratio.is_nonzero and (gold.signs in "=≠" or ratio.is_positive))
 
-    return attempt(compare)
-
 
 def as_set(answer: Answer) -> Any:
     """An answer as a set of sympy; None where it is none.
@@ -268,10 +263,14 @@ def as_set(answer: Answer) -> Any:
     """
     import sympy
 
-    def build() -> Any:
+    try:
         if isinstance(answer, Scalar):
-            found = formula(answer.latex)
-            return sympy.FiniteSet(*found.args) if isinstance(found, sympy.FiniteSet) else _evaluated(found)
+            expression = formula(answer.latex)
+            if isinstance(expression, sympy.FiniteSet):
+                return sympy.FiniteSet(*expression.args)
+            if isinstance(expression, sympy.Complement) and isinstance(expression.args[1], sympy.FiniteSet):
+                return sympy.Complement(expression.args[0], sympy.FiniteSet(*expression.args[1].args))
+            return expression if isinstance(expression, sympy.Set) else None
         if not isinstance(answer, Group):
             return None
         if answer.kind == "union":
@@ -285,18 +284,5 @@ def as_set(answer: Answer) -> Any:
         if answer.kind == "tuple" and len(ends) == 2:
             return sympy.Interval(*ends, answer.ends[0] == "(", answer.ends[1] == ")")
         return None
-
-    def _evaluated(found: Any) -> Any:
-        if isinstance(found, sympy.Complement):
-            whole, without = found.args
-            return (
-                sympy.Complement(whole, sympy.FiniteSet(*without.args))
-                if isinstance(without, sympy.FiniteSet)
-                else found
-            )
-        return found if isinstance(found, sympy.Set) else None
-
-    try:
-        return build()
     except (Unreadable, ValueError) as error:  # an interval of complex numbers
         raise Unreadable("it is no set") from error

@@ -3,7 +3,8 @@
 import logging
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -177,18 +178,19 @@ def exact_text(latex: str, factor: Fraction) -> str:
             return str(sympy.expand(expression.doit()))
         rational = sympy.nsimplify(value, rational=True, tolerance=sympy.Float(10) ** -30)
         return str(rational) if rational.q < 10**6 else str(sympy.N(value, 15))
-    except Exception:  # noqa: BLE001 - as in `attempt`: sympy may raise anything; the text as it is written is one too
+    except Exception:  # noqa: BLE001 - as in `comparing`: sympy may raise anything; the text as it is written is one too
         return latex.replace(" ", "")
 
 
-def attempt(compare: Callable[[], bool]) -> bool:
-    """The result of a comparison.
+@contextmanager
+def comparing() -> Iterator[None]:
+    """Compares in the block.
 
     Raises:
         Failed: it raised an error.
     """
     try:
-        return compare()
+        yield
     except (Unreadable, Failed):
         raise
     except Exception as error:  # sympy may raise anything on a formula
