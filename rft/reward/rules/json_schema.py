@@ -21,7 +21,7 @@ TOO_DEEP = "the json schema refers to itself more often than can be followed"
 
 def json_text(response: str, tag: str | None, fence: str) -> str | None:
     """The part of a response that shall be JSON, with the options of `json`; None where there is no such part."""
-    text = response if tag is None else last_block(response, tag)
+    text = last_block(response, tag)
     if text is None or fence == "never":
         return text
     block = _last_fenced(text)
@@ -135,7 +135,7 @@ def field_value(row: Mapping[str, Any], field: str) -> Any:
 
 
 def _fault(tag: str | None, schema: dict[str, Any] | None, schema_field: str | None) -> str | None:
-    if tag is not None and (fault := bad_tag("tag", tag)) is not None:
+    if (fault := bad_tag("tag", tag)) is not None:
         return fault
     if schema is not None and schema_field is not None:
         return f"schema_field={schema_field}: there is also a schema; set one of schema and schema_field to null"

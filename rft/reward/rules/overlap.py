@@ -42,7 +42,7 @@ def _golds(row: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _words(response: str, tag: str | None) -> list[str]:
-    return words_of((response if tag is None else last_block(response, tag)) or "")
+    return words_of(last_block(response, tag) or "")
 
 
 def _text(response: str, tag: str | None) -> str | None:
@@ -66,7 +66,7 @@ def _written(row: Mapping[str, Any], metric: str, tag: str | None) -> list[str]:
     gold=_golds,
     writes=_written,
     others=lambda metric: {"f1": "less", "exact": "zero", "contains": "any"}[metric],
-    fault=lambda tag: None if tag is None else bad_tag("tag", tag),
+    fault=lambda tag: bad_tag("tag", tag),
 )
 def overlap(
     response: str, row: Mapping[str, Any], *, metric: Literal["f1", "exact", "contains"], tag: str | None

@@ -44,7 +44,7 @@ class ReasoningGymScore(RowTerm):
     def __init__(self, key: str, tag: str | None, run_answers: bool) -> None:
         if importlib.util.find_spec("reasoning_gym") is None:
             raise ValueError(f'{key} needs the package reasoning-gym: pip install "rft[reasoning_gym]"')
-        if tag is not None and (fault := bad_tag("tag", tag)) is not None:
+        if (fault := bad_tag("tag", tag)) is not None:
             raise ValueError(f"{key}.{fault}")
         self._key = key
         self._tag = tag
@@ -69,8 +69,8 @@ class ReasoningGymScore(RowTerm):
         return _task(entry["task"], json.dumps(entry["options"])).score_answer(answer, entry)
 
     def extract(self, response: str) -> str | None:
-        found = response if self._tag is None else last_block(response, self._tag)
-        return None if found is None else found.strip()
+        answer = last_block(response, self._tag)
+        return None if answer is None else answer.strip()
 
 
 @cache

@@ -12,14 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rft.data.rows import symbolic
 from rft.data.rows.lazy import LazyRows, Row
 
 Split = Literal["train", "heldout"]
-FIELDS = (
-    *("prompt", "answer", "response", "demonstration", "chosen", "rejected", "completion", "label"),
-    *("completions", "labels"),
-)
-HELD_OUT = 10  # the media of one of ten rows are held out, by their checksum
+FIELDS = tuple(field for field in symbolic.FIELDS if field != "text")
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ def following(answers: Sequence[str], answer: str) -> str:
 
 def in_split(what: Any, split: Split) -> bool:
     """Whether media belong to the training rows or to the held-out ones, by the checksum of what describes them."""
-    return (zlib.crc32(repr(what).encode()) % HELD_OUT == 0) == (split == "heldout")
+    return (zlib.crc32(repr(what).encode()) % symbolic.HELD_OUT == 0) == (split == "heldout")
 
 
 class MediaRows(ABC):
