@@ -14,11 +14,10 @@ from rft.ranges import PositiveInt, Range, Seconds
 from rft.registry import take
 from rft.remote.call_pool import BreakerOptions
 from rft.remote.retry import Backoff
-from rft.reward.build import build_term
-from rft.reward.failure import REASONS, Failure
+from rft.reward.function import build_term
 from rft.reward.runners import InlineRunner, LoopRunner, Outcomes, Runner, ThreadRunner
 from rft.reward.sandbox.options import WorkerOptions
-from rft.reward.term import LARGEST_SCORE, Term, Unscored
+from rft.reward.term import LARGEST_SCORE, REASONS, Failure, Term, Unscored
 from rft.reward.thought import Reading, ReadingOptions, split_node
 from rft.reward.workers import ForkedPool
 from rft.sanitize import OTHER, Names, one_line
@@ -30,7 +29,7 @@ Job = tuple[int, str, Mapping[str, Any]]  # the number of a response, the respon
 # Workers that are parts: the module, and its function with the arguments of `build`. Terms that name it import it.
 WORKERS = {
     "sandbox": ("rft.reward.sandbox.workers.pool", "isolated"),
-    "http": ("rft.reward.services.hosted", "hosted"),
+    "http": ("rft.reward.services.remote", "hosted"),
 }
 PAUSES_S = (0.5, 60.0)  # the shortest and the longest pause before a repeated call
 

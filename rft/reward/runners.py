@@ -8,8 +8,7 @@ from typing import Any, ClassVar, TypeVar
 
 from rft.errors import FunctionError, naming
 from rft.remote.event_loop import EventLoop
-from rft.reward.failure import Failure, catching
-from rft.reward.term import RowTerm, Term, Unscored, is_tensor, values_of
+from rft.reward.term import Failure, RowTerm, Term, Unscored, catching, is_tensor, values_of
 
 T = TypeVar("T")
 Rows = Sequence[Mapping[str, Any]]

@@ -11,10 +11,9 @@ from typing import Any
 
 from rft.errors import prefixed
 from rft.reward import REWARDS
-from rft.reward.build import build_term
-from rft.reward.failure import Failure, catching
+from rft.reward.function import build_term
 from rft.reward.runners import AsyncRunner, Rows
-from rft.reward.term import Term, values_of
+from rft.reward.term import Failure, Term, catching, values_of
 from rft.worker.worker import ForkServer, Work, Worker, WorkerLost
 
 START_S = 120.0  # a fork server that has not built the term by then does not answer

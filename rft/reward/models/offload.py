@@ -18,8 +18,7 @@ from rft.actor.init import blocks, load_model
 from rft.actor.loading.deferred_init import Drawing
 from rft.actor.model import empty_like, read_shards
 from rft.distributed import World
-from rft.reward.failure import leaving_collective
-from rft.reward.term import Offload
+from rft.reward.term import Offload, leaving_collective
 from rft.strategy.base import Strategy
 
 ONE_AT_A_TIME = Lock()  # of this process: the peak on the device is the largest model, not the sum of all

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from rft.reward.registry import REWARDS
+from rft.reward.term import REWARDS
 
 # What may stand around a letter: "**B**", "(B)", "\(B\)", "option B", "\boxed{\text{B}}". So many at most, or
 # the time for a text of nothing but such signs would grow with the square of its length.

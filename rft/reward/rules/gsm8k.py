@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Literal
 
-from rft.reward.registry import REWARDS
+from rft.reward.term import REWARDS
 
 GOLD_MARKER = "####"
 # A sign counts only where no operand stands before it: "10-5" ends in 5, "x=-5" in -5. Signs between digits must cut

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from rft.data.strict_json import value_of
-from rft.reward.registry import REWARDS
 from rft.reward.rules.tags import bad_tag, last_block
-from rft.reward.term import Unscored
+from rft.reward.term import REWARDS, Unscored
 
 if TYPE_CHECKING:
     from referencing import Resource

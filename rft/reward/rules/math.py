@@ -6,15 +6,13 @@ from functools import lru_cache
 from typing import Annotated, Any
 
 from rft.ranges import Range
-from rft.reward.registry import REWARDS
 from rft.reward.rules.gsm8k import GOLD_MARKER
 from rft.reward.rules.math_check.answer import Place, boxed, final_answer, seen
-from rft.reward.rules.math_check.canonical import canonical, checked
 from rft.reward.rules.math_check.clean import Unreadable
-from rft.reward.rules.math_check.equal import Comparison
+from rft.reward.rules.math_check.equal import Comparison, canonical, checked
 from rft.reward.rules.math_check.formula import Failed, installed
 from rft.reward.rules.math_check.parse import Answer, readings
-from rft.reward.term import Unscored
+from rft.reward.term import REWARDS, Unscored
 
 
 def _fault(extract_from: list[Place], markers: list[str]) -> str | None:

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from rft.reward.registry import REWARDS
 from rft.reward.rules.tags import bad_tag, last_block
+from rft.reward.term import REWARDS
 
 ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 # Chinese and Japanese have no blanks between words: every character counts as a word.

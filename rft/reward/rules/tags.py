@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from rft.reward.registry import REWARDS
+from rft.reward.term import REWARDS
 
 NAME = re.compile(r"[A-Za-z_][\w.:-]*")
 

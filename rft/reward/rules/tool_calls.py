@@ -8,7 +8,6 @@ from rft.batch.row_fields import EPISODE_FIELD
 from rft.data.tool_calls import TOOL_CALLS, Schema, ToolCall
 from rft.errors import did_you_mean, messages_of
 from rft.registry import Plugin
-from rft.reward.registry import REWARDS
 from rft.reward.rules.json_schema import (
     TOO_DEEP,
     canonical,
@@ -19,7 +18,7 @@ from rft.reward.rules.json_schema import (
     missing_package,
     schema_fault,
 )
-from rft.reward.term import Unscored
+from rft.reward.term import REWARDS, Unscored
 
 NO_ARGUMENTS = {"type": "object", "maxProperties": 0}
 LIST = "list"  # the format of a response that is a JSON list of calls

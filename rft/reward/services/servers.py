@@ -14,7 +14,7 @@ from rft.remote.http_client import (
     bearer,
     key_named,
 )
-from rft.reward.failure import Failure
+from rft.reward.term import Failure
 
 T = TypeVar("T")
 REASONS = ((CircuitOpen, "circuit_open"), (BadResponse, "bad_response"), (RequestRefused, "refused"))

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from rft.errors import prefixed
 from rft.registry import Plugin
-from rft.reward.registry import REWARDS
 from rft.reward.rules.instructions.checks import INSTRUCTIONS
+from rft.reward.term import REWARDS
 
 
 @lru_cache(maxsize=4096)

@@ -13,9 +13,7 @@ from functools import lru_cache
 
 from rft.reward.rules.math_check.answer import NUMBER
 from rft.reward.rules.math_check.clean import CLOSE, OPEN, ROW, UNION, Unreadable, bare, clean, closing
-from rft.reward.rules.math_check.names import SYMBOL, is_name
-from rft.reward.rules.math_check.number import number_of
-from rft.reward.rules.math_check.units import CURRENCY, Unit, unit
+from rft.reward.rules.math_check.quantities import CURRENCY, SYMBOL, Unit, is_name, number_of, unit
 
 LONGEST = 1000  # characters of an answer; a longer one is not read
 FUNCTIONS = {"sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "lim", "max", "min", "gcd", "lcm", "det"}
