@@ -1,6 +1,7 @@
 """Builds a reward term from its yaml node: a registered function, a function of the user's own, or a class.
 
-A function that nothing registers is `path/to/file.py:name` or `package.module:name`. Its signature says which library a function was written for:
+A function that nothing registers is `path/to/file.py:name` or `package.module:name`. Its signature says which library
+it was written for:
 
 - verl: f(data_source, solution_str, ground_truth, extra_info), and with an `s` at each name, on lists
 - TRL: f(prompts, completions, **columns), on lists

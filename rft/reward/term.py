@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rft.batch.row_fields import row_of_user
 from rft.errors import FunctionError
-from rft.registry import Registry
+from rft.registry import Plugin, Registry
 from rft.sanitize import Names
 
 if TYPE_CHECKING:  # worker processes start without torch
     import torch
 
     from rft.distributed import World
-    from rft.registry import Plugin
     from rft.strategy.base import Strategy
 
 LARGEST_SCORE = 1e15  # the sum of the squares of a hundred million such scores is a float32 number
@@ -98,7 +97,7 @@ class Term(ABC):
     collective: bool = False
     thoughts: Literal["keep", "skip", "show"] = "keep"
     opening: str | None = None
-    tool_calls: "Plugin | None" = None
+    tool_calls: Plugin | None = None
     others: Literal["zero", "less", "any"] = "zero"
 
     def check(self) -> None:
