@@ -15,13 +15,12 @@ from transformers import PreTrainedTokenizerBase
 
 from rft.batch.encoded import EncodedText, MediaFacts
 from rft.batch.thoughts import PromptThoughts
-from rft.data.encode.continuation import Continuation
 from rft.data.encode.masks import answers, check_turns, check_unmarked, conversation, join, no_prompt, text_fates
 from rft.data.encode.parts import SHOWN, beginning, text_of
 from rft.data.encode.processor import MediaProcessor, Parts, RichText, refuse_media
 from rft.data.encode.templates import ChatTemplate, Messages
+from rft.data.encode.tokenizer import Continuation, UnknownCharacters
 from rft.data.encode.truncation import Overlong, PromptLimit, TextLimit
-from rft.data.encode.unknown import UnknownCharacters
 from rft.data.rows.lazy import Rows, located, place
 from rft.data.rows.text_files import read_text
 

@@ -42,7 +42,7 @@ class Judge(ModelTerm):
         ValueError: the question is not about one response; names the key.
     """
 
-    Options = JudgeOptions
+    Options: ClassVar[type[ModelTermOptions]] = JudgeOptions
     shards: ClassVar[bool] = True
 
     def __init__(self, key: str, options: JudgeOptions) -> None:

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 from rft.ranges import Range
 from rft.reward.rules.gsm8k import GOLD_MARKER
-from rft.reward.rules.math_check.answer import Place, boxed, final_answer, seen
-from rft.reward.rules.math_check.clean import Unreadable
+from rft.reward.rules.math_check.answer import Place, Unreadable, boxed, final_answer, seen
 from rft.reward.rules.math_check.equal import Comparison, canonical, checked
 from rft.reward.rules.math_check.formula import Failed, installed
 from rft.reward.rules.math_check.parse import Answer, readings

@@ -10,7 +10,7 @@ from fractions import Fraction
 from itertools import combinations
 from typing import Any
 
-from rft.reward.rules.math_check.clean import UNION, Unreadable
+from rft.reward.rules.math_check.answer import UNION, Unreadable
 from rft.reward.rules.math_check.formula import (
     DIGITS,
     answer_at,

@@ -9,7 +9,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from rft.reward.rules.math_check.clean import Unreadable
+from rft.reward.rules.math_check.answer import Unreadable
 
 DIGITS = 50  # to which formulas without variables are evaluated
 LARGEST = 10_000  # digits of a number in a formula

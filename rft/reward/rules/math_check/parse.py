@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from rft.reward.rules.math_check.answer import NUMBER
-from rft.reward.rules.math_check.clean import CLOSE, OPEN, ROW, UNION, Unreadable, bare, clean, closing
+from rft.reward.rules.math_check.answer import CLOSE, NUMBER, OPEN, ROW, UNION, Unreadable, bare, clean, closing
 from rft.reward.rules.math_check.quantities import CURRENCY, SYMBOL, Unit, is_name, number_of, unit
 
 LONGEST = 1000  # characters of an answer; a longer one is not read

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from rft.reward.rules.math_check.clean import Unreadable, closing
+from rft.reward.rules.math_check.answer import Unreadable, closing
 
 LARGEST_EXPONENT = 1000  # of scientific notation
 
