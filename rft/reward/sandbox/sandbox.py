@@ -78,7 +78,8 @@ class Sandbox:
             if not Path(folder).is_dir():
                 raise ValueError(f"{self._key}.packages[{number}]={folder}: there is no such folder; name another")
         try:
-            missing = self._start()
+            with self._lock:
+                missing = self._start()
         except SandboxFailed as error:
             raise ValueError(f"{self._key}: {error}") from error
         if missing:
@@ -135,14 +136,12 @@ class Sandbox:
     def _start(self) -> dict[str, str]:
         """Starts the fork server; returns the layers that are not available and not required, each with the reason.
 
+        The caller holds the lock.
+
         Raises:
             ValueError: a required layer is not available.
             SandboxFailed: the server does not start.
         """
-        with self._lock:
-            return self._start_locked()
-
-    def _start_locked(self) -> dict[str, str]:
         self._end()
         ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         folder = str(Path(__file__).parent)
@@ -219,7 +218,7 @@ class Sandbox:
         try:
             with other, self._lock:
                 if self._server is None or self._server.poll() is not None or self._jobs is None:
-                    self._start_locked()
+                    self._start()
                 assert self._jobs is not None, "the fork server has just been started"
                 socket.send_fds(self._jobs, [b"job"], [other.fileno(), *streams])
         except (OSError, ValueError) as error:

@@ -197,19 +197,15 @@ def split(text: str, pattern: str | re.Pattern[str]) -> tuple[list[str], list[st
     return [*parts, text[start:]], found
 
 
-def _check_brackets(text: str) -> None:
-    depths = list(itertools.accumulate(1 if sign in OPEN else -1 for sign in BRACKET.findall(text)))
-    if depths and (min(depths) < 0 or depths[-1] > 0):
-        raise Unreadable("its brackets are not balanced")
-
-
 def _read(text: str) -> Answer:
     text = bare(text)
     while (start := re.match(r"\\text\s*(?=\{)", text)) and closing(text, start.end()) == len(text) - 1:
         text = bare(text[start.end() + 1 : -1])
     if not text:
         raise Unreadable("it is empty")
-    _check_brackets(text)
+    depths = list(itertools.accumulate(1 if sign in OPEN else -1 for sign in BRACKET.findall(text)))
+    if depths and (min(depths) < 0 or depths[-1] > 0):
+        raise Unreadable("its brackets are not balanced")
     if matrix := MATRIX.fullmatch(text):
         rows = [row for row in matrix[1].split(ROW) if row.strip()]
         cells = (tuple(_read(_joined(cell)) for cell in row.split("&")) for row in rows)

@@ -144,7 +144,7 @@ def supervise(control: int, streams: program.Streams, proc: int, layers: list[st
         request = json.loads(read_message(control))
         view.own_user(kernel.CLONE_NEWPID | kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC, proc)
         kernel.die_with_parent()
-        _first_to_be_killed(proc)
+        view.write_proc("oom_score_adj", "1000", proc)  # the kernel kills programs before it kills the trainer
         reader, writer = os.pipe()
         init = os.fork()
         if init == 0:
@@ -165,13 +165,6 @@ def supervise(control: int, streams: program.Streams, proc: int, layers: list[st
 
 def _answer(control: int, verdict: dict[str, Any]) -> None:
     write_message(control, json.dumps(verdict).encode())
-
-
-def _first_to_be_killed(proc: int) -> None:
-    """When the machine has no memory left, the kernel kills programs before it kills the trainer."""
-    descriptor = os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=proc)
-    os.write(descriptor, b"1000")
-    os.close(descriptor)
 
 
 class Watch:
