@@ -27,10 +27,10 @@ def fingerprint(rows: Rows) -> str:
     """
     count = min(len(rows), MOST)
     chosen = [number * (len(rows) - 1) // max(count - 1, 1) for number in range(count)]
-    found = hashlib.blake2b(str(len(rows)).encode(), digest_size=16)
+    digest_of_rows = hashlib.blake2b(str(len(rows)).encode(), digest_size=16)
     for number in chosen:
-        found.update(json.dumps(rows[number], sort_keys=True, default=_spell).encode())
-    return found.hexdigest()
+        digest_of_rows.update(json.dumps(rows[number], sort_keys=True, default=_spell).encode())
+    return digest_of_rows.hexdigest()
 
 
 def warn_of_changed_rows(before: Mapping[str, str], now: Mapping[str, str], warn: Callable[[str], None]) -> None:

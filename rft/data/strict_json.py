@@ -81,11 +81,11 @@ def _decoder(unique: bool, finite: bool, digits: int | None) -> json.JSONDecoder
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    value = dict(pairs)
+    if len(value) < len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"the key {twice!r:.60} occurs twice in one object; remove one")
-    return found
+    return value
 
 
 def _no_number(text: str) -> None:

@@ -222,18 +222,18 @@ class Calls:
         Raises:
             FunctionError: the term returned more or fewer values than there were responses.
         """
-        found: dict[int, Any] = dict.fromkeys(self._unanswered, 0.0)
+        outcomes: dict[int, Any] = dict.fromkeys(self._unanswered, 0.0)
         pauses = Backoff(*PAUSES_S)
         for attempt in range(1, self._tries + 1):
             self.start()
             for job, outcome in self._collect():
-                found[job[0]] = outcome
+                outcomes[job[0]] = outcome
                 if isinstance(outcome, Failure) and outcome.repeatable and attempt < self._tries:
                     self._waiting.append(job)
             if not self._waiting:
                 break
             time.sleep(pauses.next())
-        return found
+        return outcomes
 
     def cancel(self) -> None:
         """Gives up the calls that have not ended."""
@@ -263,14 +263,14 @@ def finish_all(calls: Mapping[str, Calls]) -> dict[str, dict[int, Any]]:
     Args:
         calls: of the terms, by name.
     """
-    beside = {name: one for name, one in calls.items() if one.beside}
-    for one in beside.values():
-        one.start()
+    beside = {name: of_term for name, of_term in calls.items() if of_term.beside}
+    for of_term in beside.values():
+        of_term.start()
     with ThreadPoolExecutor(max(1, len(beside))) as threads:
-        waiting = {name: threads.submit(one.finish) for name, one in beside.items()}
-        found = {name: one.finish() for name, one in calls.items() if name not in beside}
-        found |= {name: future.result() for name, future in waiting.items()}
-    return {name: found[name] for name in calls}
+        waiting = {name: threads.submit(of_term.finish) for name, of_term in beside.items()}
+        outcomes = {name: of_term.finish() for name, of_term in calls.items() if name not in beside}
+        outcomes |= {name: future.result() for name, future in waiting.items()}
+    return {name: outcomes[name] for name in calls}
 
 
 def head(response: str) -> str:
@@ -280,11 +280,11 @@ def head(response: str) -> str:
 
 def merged(defaults: Mapping[str, Any], node: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a node over their defaults, with those of nested nodes one by one."""
-    found = {**defaults, **node}
+    options = {**defaults, **node}
     for name, default in defaults.items():
-        if isinstance(default, Mapping) and isinstance(found[name], Mapping):
-            found[name] = merged(default, found[name])
-    return found
+        if isinstance(default, Mapping) and isinstance(options[name], Mapping):
+            options[name] = merged(default, options[name])
+    return options
 
 
 def build(
@@ -304,8 +304,8 @@ def build(
     """
     if options.workers in WORKERS:
         build_part = import_part(*WORKERS[options.workers], f"{key}.call.workers={options.workers}")
-        found: tuple[Term, Runner] = build_part(name, node, key, options, reading)
-        return found
+        built: tuple[Term, Runner] = build_part(name, node, key, options, reading)
+        return built
     term = build_term(node, key)
     if options.workers == "process":
         return term, ForkedPool(name, node, key, options.concurrency, options.deadline_s)

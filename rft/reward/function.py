@@ -231,8 +231,8 @@ class BatchFunction(Term):
             ground_truth(row)
 
     def values(self, responses: Sequence[str], rows: Rows) -> Any:
-        found = self._function(**self._signature.arguments(responses, rows))
-        return _spread_awaited(found) if self.awaits else spread(found)
+        returned = self._function(**self._signature.arguments(responses, rows))
+        return _spread_awaited(returned) if self.awaits else spread(returned)
 
 
 async def _spread_awaited(found: Awaitable[Any]) -> Sequence[Any]:

@@ -103,8 +103,8 @@ class AsyncRunner(Runner):
 
     async def _call(self, responses: Sequence[str], rows: Rows) -> Outcomes:
         async with self._slots:
-            found = await self._found(responses, rows)
-        return outcomes(found, responses, self._name)
+            returned = await self._found(responses, rows)
+        return outcomes(returned, responses, self._name)
 
     def _late(self) -> Failure:
         return Failure("deadline", f"not done in deadline_s={self._deadline_s:g}")
@@ -128,23 +128,23 @@ class LoopRunner(AsyncRunner):
         self._term = term
 
     async def _found(self, responses: Sequence[str], rows: Rows) -> Any:
-        found: Any = None
+        returned: Any = None
         with catching() as caught:
             async with asyncio.timeout(self._deadline_s) as limit:
-                found = await values_of(self._term, responses, rows)
-        return self._late() if limit.expired() else caught.failure or found
+                returned = await values_of(self._term, responses, rows)
+        return self._late() if limit.expired() else caught.failure or returned
 
 
 def call(term: Term, name: str, responses: Sequence[str], rows: Rows) -> Outcomes:
     """The outcomes of one call in this process; arguments and errors as in `outcomes`."""
-    found: Any = None
+    returned: Any = None
     with catching() as caught:
         if isinstance(term, RowTerm):  # its function names itself in an error
-            found = values_of(term, responses, rows)
+            returned = values_of(term, responses, rows)
         else:
             with naming(f"the reward term {name!r}", type(term).values):
-                found = values_of(term, responses, rows)
-    return outcomes(caught.failure or found, responses, name)
+                returned = values_of(term, responses, rows)
+    return outcomes(caught.failure or returned, responses, name)
 
 
 def outcomes(found: Any, responses: Sequence[str], name: str) -> Outcomes:

@@ -159,8 +159,8 @@ class RowTerm(Term):
         """The value of one response; see `Term.values`."""
 
     def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Any:
-        found = [self.value(response, row) for response, row in zip(responses, rows, strict=True)]
-        return _await_all(found) if self.awaits else found
+        values = [self.value(response, row) for response, row in zip(responses, rows, strict=True)]
+        return _await_all(values) if self.awaits else values
 
 
 def values_of(term: Term, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -189,14 +189,14 @@ def further_numbers(outcomes: Sequence[Any], names: Names) -> dict[str, list[flo
     Args:
         names: of the term, as metrics have them.
     """
-    found: dict[str, list[float]] = {}
+    columns: dict[str, list[float]] = {}
     for number, outcome in enumerate(outcomes):
         for name, value in outcome.items() if isinstance(outcome, Mapping) else ():
-            if name == "score" or (known := as_number(value)) is None:
+            if name == "score" or (further := as_number(value)) is None:
                 continue
             if (spelled := names.spell(name)) is not None:
-                found.setdefault(spelled, [math.nan] * len(outcomes))[number] = known
-    return found
+                columns.setdefault(spelled, [math.nan] * len(outcomes))[number] = further
+    return columns
 
 
 def is_score(value: Any) -> bool:

@@ -50,14 +50,14 @@ class WorkerPool(AsyncRunner):
         except WorkerLost as error:
             return Failure(error.reason, str(error))
         try:
-            found, again = await self._exchange(worker, job)
+            value, again = await self._exchange(worker, job)
         except WorkerLost as error:
             return self._late() if error.reason == "deadline" else Failure(error.reason, str(error))
         if again:
             self._idle.append(worker)
         else:
             worker.end()
-        return found
+        return value
 
     async def _started(self) -> Worker:
         """A new worker; raises a WorkerLost if there can be none."""
@@ -124,9 +124,9 @@ def prepare_term(module: str | None, node: dict[str, Any], key: str) -> Work:
 
 
 def _pickled_score(term: Term, responses: Sequence[str], rows: Rows) -> bytes:
-    found = score(term, responses, rows)
+    values = score(term, responses, rows)
     try:
-        return pickle.dumps(found)
+        return pickle.dumps(values)
     except (TypeError, ValueError, AttributeError, pickle.PicklingError) as error:
         return pickle.dumps(Failure(type(error).__name__, f"the value cannot be sent: {error}"))
 

@@ -169,8 +169,8 @@ def _state(kind: str, value: Any) -> Any:
         return [_state(kind, frame) for frame in value]
     if not isinstance(value, str) or not os.path.isfile(value):
         return value
-    found = os.stat(value)
-    return value, found.st_size, found.st_mtime_ns
+    state = os.stat(value)
+    return value, state.st_size, state.st_mtime_ns
 
 
 def _interleave(shares: Sequence[Sequence[Item]]) -> list[Item]:

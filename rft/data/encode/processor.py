@@ -229,9 +229,9 @@ class MediaProcessor:
         opened: dict[str, list[Any]] = {}
         for kind, value in rich.media:
             opened.setdefault(kind, []).append(self._open(kind, value))
-        if (found := self.count(rich.text)) != len(rich.media):
+        if (places := self.count(rich.text)) != len(rich.media):
             raise ValueError(
-                f"the rendered text has {found} places for {len(rich.media)} media; data.template writes some of them "
+                f"the rendered text has {places} places for {len(rich.media)} media; data.template writes some of them "
                 "not at all, or twice"
             )
         return opened
@@ -359,11 +359,11 @@ def placeholder_tokens(processor: "ProcessorMixin") -> dict[str, str]:
 
 def slots_of_template(processor: "ProcessorMixin", kinds: Sequence[str]) -> dict[str, str]:
     """What the chat template of a processor writes for each type of media; its placeholder where it has no template."""
-    found = {}
+    slots = {}
     for kind in kinds:
-        found[kind] = placeholder_tokens(processor)[kind]
+        slots[kind] = placeholder_tokens(processor)[kind]
         if processor.chat_template is not None:
             parts = [{"type": "text", "text": "before"}, {"type": kind}, {"type": "text", "text": "behind"}]
             text = processor.apply_chat_template([{"role": "user", "content": parts}], tokenize=False)
-            found[kind] = text.partition("before")[2].partition("behind")[0]
-    return found
+            slots[kind] = text.partition("before")[2].partition("behind")[0]
+    return slots

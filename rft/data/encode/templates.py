@@ -180,14 +180,14 @@ class ChatTemplate:
             ValueError: there is no such token.
         """
         plain = turn.endswith(self._tail)
-        found = list(self._special.finditer(turn, len(turn) - len(self._tail) if plain else 0))
-        if not found:
+        ends = list(self._special.finditer(turn, len(turn) - len(self._tail) if plain else 0))
+        if not ends:
             raise ValueError(
                 f"data.template={self.name} does not end answers with a special token of the tokenizer, so a "
                 "model trained with it would not stop; give answers as texts, which end with the tokenizer's end "
                 "token, or the path of a template that ends them with {{ eos_token }}"
             )
-        return found[0 if plain else -1].end()
+        return ends[0 if plain else -1].end()
 
     @cached_property
     def cure(self) -> str:
@@ -258,19 +258,19 @@ class ChatTemplate:
     def _call_form(self) -> Literal["object", "text", "none"]:
         """How the template takes the arguments of a call: as an object; as a JSON text, where it writes an object as
         Python does, or not at all; "none" where it leaves out calls."""
-        self._probes, found = True, {}
+        self._probes, texts = True, {}
         probes: tuple[dict[str, Any] | str, ...] = ({"x": "value"}, '{"x": "value"}')
         for form, arguments in zip(("object", "text"), probes, strict=True):
             try:
-                found[form] = self.render([QUESTION, _calls(1, arguments)], None, False)
+                texts[form] = self.render([QUESTION, _calls(1, arguments)], None, False)
             except ValueError:
                 continue
         self._probes = False
-        if "value" in found.get("object", "") and "{'x'" not in found["object"]:
+        if "value" in texts.get("object", "") and "{'x'" not in texts["object"]:
             return "object"
-        if "value" in found.get("text", ""):
+        if "value" in texts.get("text", ""):
             return "text"
-        return "none" if found else "object"  # a template that renders neither says why
+        return "none" if texts else "object"  # a template that renders neither says why
 
     def _find_end(self) -> str:
         """The first special token after a plain answer, else the one that the next message begins with; or empty."""
@@ -349,12 +349,12 @@ def _as_object(arguments: Any, name: str) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        found = value_of(arguments)
+        value = value_of(arguments)
     except ValueError as error:
         raise ValueError(f"the arguments of a call of {name} are no JSON ({error}): {arguments!r:.60}") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ValueError(f"the arguments of a call of {name} are no JSON object: {arguments!r:.60}")
-    return found
+    return value
 
 
 def _as_text(arguments: Any, name: str) -> str:

@@ -180,8 +180,8 @@ class UnknownCharacters:
             text = text.replace(special, "")
         characters = list(dict.fromkeys(text))
         tokens = self._tokenizer(characters, add_special_tokens=False).input_ids if characters else []
-        found = (one for one, ids in zip(characters, tokens, strict=True) if self._unknown in ids)
-        return next((f"{one!r} (U+{ord(one):04X})" for one in found), None)
+        unknown = (one for one, ids in zip(characters, tokens, strict=True) if self._unknown in ids)
+        return next((f"{one!r} (U+{ord(one):04X})" for one in unknown), None)
 
 
 def _texts(value: Any) -> Iterator[str]:

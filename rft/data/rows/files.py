@@ -19,20 +19,20 @@ def find_files(path: str | list[str], key: str) -> list[str]:
     Raises:
         ValueError: one of them matches no file, or a file has an unknown extension; names `key`.
     """
-    found = []
+    files = []
     for name in [path] if isinstance(path, str) else path:
         literal = Path(name).expanduser()
         matches = [str(literal)] if literal.exists() else sorted(glob.glob(str(literal), recursive=True))
         if not matches and glob.has_magic(name):
             raise ValueError(f"{key}={name}: no file matches this pattern")
-        found += matches or [name]
-    for name in found:
+        files += matches or [name]
+    for name in files:
         check_file(name, key)
         if Path(name).suffix not in ENDINGS:
             raise ValueError(f"{key}={name}: the extension gives the format and must be one of {', '.join(ENDINGS)}")
-    if not found:
+    if not files:
         raise ValueError(f"{key}={path}: give the path of a file")
-    return found
+    return files
 
 
 def read_rows(path: str, key: str) -> Iterator[Located]:

@@ -162,11 +162,11 @@ class ScoredAnswers(Scored):
         Raises:
             ValueError: all answers are good, or none is; or as in `Scored.answers`.
         """
-        found = [
+        rows = [
             self.kept(row) | {"completion": text, "label": score >= self._good}
             for row, score, text in self.answers(required)
         ]
-        if len({row["label"] for row in found}) < 2:
-            good = sum(row["label"] for row in found)
-            raise ValueError(f"{self._key}.good={self._good}: {good} of {len(found)} answers are good; choose another")
-        return found[: self._limit]
+        if len({row["label"] for row in rows}) < 2:
+            good = sum(row["label"] for row in rows)
+            raise ValueError(f"{self._key}.good={self._good}: {good} of {len(rows)} answers are good; choose another")
+        return rows[: self._limit]

@@ -79,13 +79,13 @@ class FileRows(StreamableRows):
         for file in find_files(self.path, key):
             check, convert = (self._converter(fields, Path(file).parent) for fields in (required, ()))
             if (ending := Path(file).suffix) in TEXT_FILES:
-                part: Rows = TextRows(TEXT_FILES[ending](file, key), check, convert, left)
+                rows: Rows = TextRows(TEXT_FILES[ending](file, key), check, convert, left)
             else:
-                part = table_rows(open_parquet(file, key), check, convert, file, left)
-            if not part:
+                rows = table_rows(open_parquet(file, key), check, convert, file, left)
+            if not rows:
                 raise ValueError(f"{key}: {file} holds no rows")
-            parts.append(part)
-            left = None if left is None else left - len(part)
+            parts.append(rows)
+            left = None if left is None else left - len(rows)
             if left == 0:
                 break
         return parts[0] if len(parts) == 1 else ConcatRows(parts)
@@ -299,12 +299,12 @@ def find(row: Mapping[str, Any], name: str, where: str, cure: str) -> Any:
     """
     if name in row or "." not in name:
         return _get(row, name, name, where, cure)
-    found: Any = row
+    value: Any = row
     for step in name.split("."):
-        if not isinstance(found, Mapping):
+        if not isinstance(value, Mapping):
             raise ValueError(f"{where}: no field {name!r} (the value before {step!r} has no fields); {cure}")
-        found = _get(found, step, name, where, cure)
-    return found
+        value = _get(value, step, name, where, cure)
+    return value
 
 
 def _get(row: Mapping[str, Any], step: str, name: str, where: str, cure: str) -> Any:

@@ -202,16 +202,16 @@ class RowStream(StreamedRows):
         """Reads the next block."""
         if self._dropped:
             self._log(f"{self._key}: {self._dropped:,} of {self.position:,} rows so far were dropped: {self._why}")
-        found = list(islice(self._reading, self._buffer))
-        if not found:
+        block = list(islice(self._reading, self._buffer))
+        if not block:
             if not self._kept_any:
                 raise ValueError(f"{self._key}: all rows of an epoch were dropped: {self._why}; raise the limit")
             self._kept_any = False
             self._next = StreamPosition(self._next.epoch + 1, 0, 0)
             self._reading = self._read(self._next)
-            found = list(islice(self._reading, self._buffer))
-        self._block = [found[index][1] for index in self._order(len(found), self.position)]
-        self._begin, self._next, self._taken = self._next, found[-1][0], 0
+            block = list(islice(self._reading, self._buffer))
+        self._block = [block[index][1] for index in self._order(len(block), self.position)]
+        self._begin, self._next, self._taken = self._next, block[-1][0], 0
 
     def _read(self, start: StreamPosition) -> Iterator[tuple[StreamPosition, Row]]:
         """The rows of an epoch from a position on, each with the position that follows it."""
@@ -231,8 +231,8 @@ class RowStream(StreamedRows):
 
     def state_dict(self) -> dict[str, Any]:
         """The position at which the current block begins, and how many of its rows have been drawn."""
-        known = {"position": self.position, "begun": tuple(self._begin), "taken": self._taken}
-        return known | {"dropped": self._dropped, "fruitful": self._kept_any}
+        state = {"position": self.position, "begun": tuple(self._begin), "taken": self._taken}
+        return state | {"dropped": self._dropped, "fruitful": self._kept_any}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from a state of `state_dict`: reads the block again."""

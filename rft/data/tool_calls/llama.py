@@ -26,23 +26,23 @@ def llama_json(text: str, tools: Mapping[str, Schema]) -> Found:
     answer = text.strip().removeprefix(TAG).strip()
     if not answer.startswith("{"):
         return text.strip(), []
-    found: list[ToolCall | str] = []
+    calls: list[ToolCall | str] = []
     place = 0
     while place < len(answer):
         try:
             value, place = value_at(answer, place)
         except ValueError as error:
-            if found or NAMED.match(answer):
-                return "", [*found, f"the call is no JSON ({error})"]
+            if calls or NAMED.match(answer):
+                return "", [*calls, f"the call is no JSON ({error})"]
             return text.strip(), []
-        if not found and not _calls(value, tools):
+        if not calls and not _calls(value, tools):
             return text.strip(), []
-        found.append(call_of(value, KEYS))
+        calls.append(call_of(value, KEYS))
         place = after_blanks(answer, place)
         if place < len(answer) and answer[place] != ";":
-            return "", [*found, "behind a call stands a text that is no call"]
+            return "", [*calls, "behind a call stands a text that is no call"]
         place += 1
-    return "", found
+    return "", calls
 
 
 def _calls(value: Any, tools: Mapping[str, Schema]) -> bool:

@@ -132,21 +132,21 @@ def mistral(text: str, tools: Mapping[str, Schema]) -> Found:
     `[CALL_ID]id` between the name and `[ARGS]`.
     """
     content = text.partition(MISTRAL[0])[0]
-    found: list[ToolCall | str] = []
+    calls_of_answer: list[ToolCall | str] = []
     place = text.find(MISTRAL[0])
     while place >= 0:
         try:
             calls, place = _mistral_calls(text, place + len(MISTRAL[0]))
         except ValueError as error:  # the end of the call is not known, and so no call behind it
-            found.append(f"the call is no JSON ({error})")
+            calls_of_answer.append(f"the call is no JSON ({error})")
             break
-        found += calls
+        calls_of_answer += calls
         following = text.find(MISTRAL[0], place)
         if text[place : following if following >= 0 else len(text)].strip():  # it may be a thought
-            found.append("behind a call stands a text that is no call")
+            calls_of_answer.append("behind a call stands a text that is no call")
             break
         place = following
-    return content.strip(), found
+    return content.strip(), calls_of_answer
 
 
 def _mistral_calls(text: str, place: int) -> tuple[list[ToolCall | str], int]:
@@ -197,19 +197,19 @@ def _sections(text: str, marks: tuple[str, ...], read: Callable[[str, str], Tool
     """
     opening, call_opening, separator, call_closing, closing = marks
     content, inside, last = blocks(text, opening, closing)
-    found: list[ToolCall | str] = []
+    calls_of_answer: list[ToolCall | str] = []
     for section in [*inside, *([] if last is None else [last])]:
         beside, calls, rest = blocks(section, call_opening, call_closing)
         for call in calls:
             left, separated, right = call.partition(separator)
-            found.append(read(left, right) if separated else f"a call has no {separator}")
+            calls_of_answer.append(read(left, right) if separated else f"a call has no {separator}")
         if rest is not None:
-            found.append(f"a {call_opening} is not closed")
+            calls_of_answer.append(f"a {call_opening} is not closed")
         if beside.strip():
-            found.append("a section of calls has a text that is no call")
+            calls_of_answer.append("a section of calls has a text that is no call")
         elif not calls and rest is None:
-            found.append("a section has no call")
-    return content.strip(), found
+            calls_of_answer.append("a section has no call")
+    return content.strip(), calls_of_answer
 
 
 @TOOL_CALLS.register("harmony", marks=(START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS), openings=(CHANNEL,))
@@ -223,7 +223,7 @@ def harmony(text: str, tools: Mapping[str, Schema]) -> Found:
     """
     thoughts: list[str] = []
     content: list[str] = []
-    found: list[ToolCall | str] = []
+    calls: list[ToolCall | str] = []
     place = 0
     while place < len(text):
         start = text.find(MESSAGE, place)
@@ -231,7 +231,7 @@ def harmony(text: str, tools: Mapping[str, Schema]) -> Found:
         recipient = RECIPIENT.search(head)
         if start < 0:
             if recipient is not None:
-                found.append(f"the call of {recipient[1]} has no {MESSAGE}")
+                calls.append(f"the call of {recipient[1]} has no {MESSAGE}")
             elif not place:  # an answer without channels
                 return text.strip(), []
             break
@@ -240,12 +240,12 @@ def harmony(text: str, tools: Mapping[str, Schema]) -> Found:
         if recipient is not None:
             call = named_call(recipient[1], body)
             cut = end is None and isinstance(call, str)
-            found.append(f"the call of {recipient[1]} is not closed" if cut else call)
+            calls.append(f"the call of {recipient[1]} is not closed" if cut else call)
         else:
             (thoughts if f"{CHANNEL}analysis" in head else content).append(body.strip())
         place = len(text) if end is None else end.start() if end[0] == START else end.end()
-    shown = [*thoughts, *content] if found else content or thoughts
-    return "\n\n".join(part for part in shown if part), found
+    shown = [*thoughts, *content] if calls else content or thoughts
+    return "\n\n".join(part for part in shown if part), calls
 
 
 def argument_value(text: str, kinds: frozenset[str] | None) -> Any:
@@ -275,8 +275,8 @@ def argument_value(text: str, kinds: frozenset[str] | None) -> Any:
 
 def properties(tools: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The schemas of the parameters of a tool by their names; empty where the tool or its parameters are unknown."""
-    found = _parameters(tools, name).get("properties")
-    return found if isinstance(found, dict) else {}
+    schemas = _parameters(tools, name).get("properties")
+    return schemas if isinstance(schemas, dict) else {}
 
 
 def parameter_kinds(tools: Mapping[str, Any], name: str, parameter: str) -> frozenset[str] | None:
@@ -285,8 +285,8 @@ def parameter_kinds(tools: Mapping[str, Any], name: str, parameter: str) -> froz
 
 
 def _parameters(tools: Mapping[str, Any], name: str) -> dict[str, Any]:
-    found = tools[name]["function"].get("parameters") if name in tools else None
-    return found if isinstance(found, dict) else {}
+    parameters = tools[name]["function"].get("parameters") if name in tools else None
+    return parameters if isinstance(parameters, dict) else {}
 
 
 def _kinds(schema: Any, root: Any, left: int) -> frozenset[str] | None:

@@ -92,9 +92,9 @@ class ModelTerm(Term):
 
     def check_row(self, row: Mapping[str, Any]) -> None:
         """Checks that the model takes the media of the row, see `Term.check_row`."""
-        found = dict.fromkeys(kind for field in self.reads for kind, _ in media_of(row.get(field)))
-        taken = () if not found or self._processor is None else tuple(self._processor.slots)
-        if refused := [kind for kind in found if kind not in taken]:
+        kinds = dict.fromkeys(kind for field in self.reads for kind, _ in media_of(row.get(field)))
+        taken = () if not kinds or self._processor is None else tuple(self._processor.slots)
+        if refused := [kind for kind in kinds if kind not in taken]:
             raise ValueError(
                 f"{self._key}.path={self.options.path}: the row has {' and '.join(refused)}, and this model reads "
                 f"{' and '.join(['text', *taken])} alone; name a model that reads it, or remove the row"
@@ -176,11 +176,11 @@ class ModelTerm(Term):
         columns = {name: [pad(text.column(name), 0) for text in texts] for name in names}
         columns["input_ids"] = [pad(list(text), self._pad) for text in texts]
         columns["attention_mask"] = [pad([1] * len(text), 0) for text in texts]
-        found = {name: torch.tensor(column, device=model.device) for name, column in columns.items()}
+        inputs = {name: torch.tensor(column, device=model.device) for name, column in columns.items()}
         if self._processor is not None:
             media = concat_media(TensorDict(dict(text.media or {}), batch_size=[]) for text in texts)
-            found |= MediaInputs(media, self._processor.facts).all_tensors(model.dtype, model.device)
-        return found
+            inputs |= MediaInputs(media, self._processor.facts).all_tensors(model.dtype, model.device)
+        return inputs
 
     def _outputs(self, encode: Callable[[], Sequence[EncodedText]]) -> list[Tensor]:
         """The output of each text; with a sharded model a collective, in which all ranks compute as many forwards.
@@ -192,8 +192,8 @@ class ModelTerm(Term):
         try:
             texts = encode()
         finally:
-            found = self._compute(texts)
-        return found
+            outputs = self._compute(texts)
+        return outputs
 
     def _compute(self, texts: Sequence[EncodedText]) -> list[Tensor]:
         own = list(self._forwards([len(text) for text in texts]))
@@ -264,8 +264,8 @@ class ModelTerm(Term):
     @cached_property
     def _pad(self) -> int:
         """The padding token: the model's, else the tokenizer's, else the end token."""
-        known = [self._config.get_text_config().pad_token_id, self._tokenizer.pad_token_id]
-        return next((token for token in known if token is not None), self._tokenizer.eos_token_id)
+        tokens = [self._config.get_text_config().pad_token_id, self._tokenizer.pad_token_id]
+        return next((token for token in tokens if token is not None), self._tokenizer.eos_token_id)
 
 
 @dataclass(frozen=True)

@@ -88,20 +88,20 @@ class Judge(ModelTerm):
     def _verdicts(self) -> tuple[int, int]:
         """The tokens of the two words, as they follow a question in training."""
         question = self._question.ask({"prompt": "0", "answer": "0"}, response="0")
-        found = []
+        verdicts = []
         for word in self._question.words:
             ids, trains = self._encoder.example({"prompt": question, "response": word})
             tokens = [token for token, is_verdict in zip(ids, trains, strict=True) if is_verdict][:-1]
             if len(tokens) != 1 or tokens[0] == self._tokenizer.unk_token_id:
-                known = f"{len(tokens)} tokens" if len(tokens) != 1 else "unknown"
+                count = f"{len(tokens)} tokens" if len(tokens) != 1 else "unknown"
                 raise ValueError(
-                    f"{self._key}.question.words: {word!r} is {known} to the tokenizer of {self.options.path}; the "
+                    f"{self._key}.question.words: {word!r} is {count} to the tokenizer of {self.options.path}; the "
                     "verdict is read from one token: choose another word, or reward/terms=[judge_text]"
                 )
-            found += tokens
-        if found[0] == found[1]:
+            verdicts += tokens
+        if verdicts[0] == verdicts[1]:
             raise ValueError(f"{self._key}.question.words={self._question.words}: both are the same token; change one")
-        return found[0], found[1]
+        return verdicts[0], verdicts[1]
 
 
 @dataclass(frozen=True)

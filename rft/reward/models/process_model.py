@@ -54,12 +54,12 @@ class ProcessRewardModel(ClassifierTerm):
         ends: list[list[int]] = []  # of the steps of each response
 
         def encode() -> list[EncodedText]:
-            found = [
+            encoded = [
                 self._encoder.steps(row, self._steps(response), self.options.separator)
                 for response, row in zip(responses, rows, strict=True)
             ]
-            ends.extend(places for _, places in found)
-            return [ids for ids, _ in found]
+            ends.extend(places for _, places in encoded)
+            return [ids for ids, _ in encoded]
 
         scored = zip(self._outputs(encode), ends, strict=True)
         aggregate = AGGREGATES[self.options.aggregate]

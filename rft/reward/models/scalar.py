@@ -54,9 +54,9 @@ class RewardModel(ClassifierTerm):
         if not normalize:
             return None
         key = f"{self._key}.normalize=true"
-        if (found := read_moments(self._config, f"{key}: config.json of {path}")) is None:
+        if (moments := read_moments(self._config, f"{key}: config.json of {path}")) is None:
             raise ValueError(
                 f"{key}: config.json of {path} has no mean and std, which a run with actor.head=score and a "
                 f"held-out set saves; give them as {self._key}.normalize={{mean: <number>, std: <number>}}"
             )
-        return found
+        return moments

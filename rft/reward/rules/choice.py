@@ -38,8 +38,8 @@ def _patterns(letters: str, markers: tuple[str, ...]) -> tuple[list[re.Pattern[s
 def _chosen(response: str, letters: str, markers: list[str]) -> str | None:
     places, alone = _patterns(letters.upper(), tuple(markers))
     for place in places:
-        if found := place.findall(response):
-            return str(found[-1]).upper()
+        if letters_there := place.findall(response):
+            return str(letters_there[-1]).upper()
     first = alone.match(response)
     return first[1] if first else None
 

@@ -29,13 +29,13 @@ def json_text(response: str, tag: str | None, fence: str) -> str | None:
 
 def _last_fenced(text: str) -> str | None:
     """The lines of the last block between two lines with three backticks, of which the second has nothing else."""
-    found, start = None, None
+    block, start = None, None
     for fence in FENCE.finditer(text):
         if start is None:
             start = fence.end() + 1
         elif not fence["info"].strip(" \t"):
-            found, start = text[start : fence.start()], None
-    return found
+            block, start = text[start : fence.start()], None
+    return block
 
 
 def json_value(text: str) -> Any:
@@ -165,8 +165,8 @@ def _written(
     row: Mapping[str, Any], tag: str | None, fence: str, schema: dict[str, Any] | None, schema_field: str | None
 ) -> list[str]:
     """The `examples` of the schema, or a value if every value is right."""
-    known = schema if schema_field is None else field_value(row, schema_field)
-    values = [{"a": [1, 2.5, "b", None]}] if known is None else known.get("examples", [])
+    schema_of_row = schema if schema_field is None else field_value(row, schema_field)
+    values = [{"a": [1, 2.5, "b", None]}] if schema_of_row is None else schema_of_row.get("examples", [])
     texts = []
     for text in (json.dumps(value, ensure_ascii=False) for value in values):
         fenced = f"Here it is:\n```json\n{text}\n```\n"
@@ -215,8 +215,8 @@ def json_valid(
         value = json_value(text)
     except ValueError:
         return 0.0
-    known = schema if schema_field is None else field_value(row, schema_field)
+    schema_of_row = schema if schema_field is None else field_value(row, schema_field)
     try:
-        return float(known is None or is_valid(value, known))
+        return float(schema_of_row is None or is_valid(value, schema_of_row))
     except RecursionError:
         return Unscored(TOO_DEEP)

@@ -32,13 +32,13 @@ def _golds(row: Mapping[str, Any]) -> list[list[str]]:
         raise ValueError(
             f"the field 'answer' is neither a text nor a list of texts: {answer!r:.80}; name another field"
         )
-    found = [words for text in texts if (words := words_of(str(text)))]
-    if not found:
+    golds = [words for text in texts if (words := words_of(str(text)))]
+    if not golds:
         raise ValueError(
             f"the field 'answer' has no word besides articles and punctuation: {answer!r:.80}; write one, choose "
             "reward/terms=[exact_match], or remove the row"
         )
-    return found
+    return golds
 
 
 def _words(response: str, tag: str | None) -> list[str]:

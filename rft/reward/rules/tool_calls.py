@@ -36,10 +36,10 @@ def _plugin(format: Format) -> Plugin | None:
 
 
 def _format_fault(format: Format) -> str | None:
-    node, known = _node(format), [LIST, *TOOL_CALLS.names()]
+    node, formats = _node(format), [LIST, *TOOL_CALLS.names()]
     name = str(node.get("name"))
-    if name not in known:
-        cure = f"{did_you_mean(name, known)}; choose one of: {', '.join(known)}"
+    if name not in formats:
+        cure = f"{did_you_mean(name, formats)}; choose one of: {', '.join(formats)}"
         return f"format: no format of tool calls is called {name!r}{cure}"
     if name == LIST and len(node) > 1:
         return "format: list takes no options; write format: list"
@@ -101,7 +101,7 @@ def _expected(row: Mapping[str, Any], field: str) -> list[ToolCall]:
         ValueError: they are no calls; names the field.
     """
     value = field_value(row, field)
-    found = []
+    calls = []
     for item in value if isinstance(value, list) else [value]:
         function, call = _function(item), None
         if isinstance(function, dict) and {"name", "arguments"} <= {*function}:
@@ -111,8 +111,8 @@ def _expected(row: Mapping[str, Any], field: str) -> list[ToolCall]:
                 f"the field {field!r} has what is no call: {item!r:.80}; write a list of "
                 '{"name": ..., "arguments": {...}}, best as a JSON text'
             )
-        found.append(call)
-    return found
+        calls.append(call)
+    return calls
 
 
 def _texts(calls: Sequence[ToolCall]) -> list[str]:

@@ -225,16 +225,16 @@ def count_right(calls: Sequence[Call], stdout: str, tolerance: float) -> int:
         stdout: of the harness, which the program can write too.
         tolerance: of floating point numbers.
     """
-    found: dict[int, Any] = {}
+    values: dict[int, Any] = {}
     for line in stdout.split("\n"):
         try:
             number, value = json.loads(line, parse_int=_integer)
             if type(number) is int:
-                found[number] = value
+                values[number] = value
         except (ValueError, TypeError, RecursionError):  # the program wrote it
             continue
     return sum(
-        number in found and any(equal(found[number], one, tolerance) for one in call.accepted)
+        number in values and any(equal(values[number], accepted, tolerance) for accepted in call.accepted)
         for number, call in enumerate(calls)
     )
 

@@ -162,13 +162,13 @@ class Sandbox:
         ours.settimeout(GRACE_S)  # of what it sends now, and of each program that it takes later
         try:
             with waiting(f"{self._key}: the run waits for the fork server of the sandbox"):
-                found = json.loads(ours.recv(CHUNK)[HEAD:])
+                probed = json.loads(ours.recv(CHUNK)[HEAD:])
         except (OSError, ValueError) as error:
             self._end()
             raise SandboxFailed(
                 f"the fork server of the sandbox did not start ({error!r}); see its traceback"
             ) from error
-        lacking: dict[str, str] = {layer: problem[1] for layer in self._layers if (problem := found[layer]) is not None}
+        lacking = {layer: str(problem[1]) for layer in self._layers if (problem := probed[layer]) is not None}
         lacking |= {layer: "switched off" for layer in LAYERS if layer not in self._layers}
         for layer in LAYERS:
             if layer in lacking and (layer == "namespaces" or layer in self.options.require):
@@ -185,8 +185,8 @@ class Sandbox:
         if (outcome.status, outcome.stdout) != ("ok", "3\n"):
             said = f"{outcome.status} {outcome.reason} {outcome.stderr}".strip()
             raise ValueError(f"{self._key}: a program that adds two numbers fails in the sandbox: {said}")
-        one = Limits(**asdict(self.options.limits) | {"processes": 1})
-        outcome = self.run(FORKS, "", one)
+        limits = Limits(**asdict(self.options.limits) | {"processes": 1})
+        outcome = self.run(FORKS, "", limits)
         if (outcome.status, outcome.stdout) != ("ok", "limited\n"):
             raise ValueError(
                 f"{self._key}.limits.processes: the kernel does not limit the processes of a program "

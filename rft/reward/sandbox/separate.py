@@ -43,9 +43,9 @@ def count_passed(sandbox: Sandbox, program: str, script: Script) -> int | Unscor
                 ended = candidate.end()
     except (SandboxFailed, ValueError) as error:
         return Unscored(f"the sandbox failed: {error}")
-    for one in (verdict, ended):
-        if one["status"] == "refused":
-            return Unscored(f"the sandbox failed: {one['reason']}")
+    for ending in (verdict, ended):
+        if ending["status"] == "refused":
+            return Unscored(f"the sandbox failed: {ending['reason']}")
     return _passed(said)
 
 
@@ -69,14 +69,14 @@ def _spawn(sandbox: Sandbox, program: str, streams: tuple[int, int, int]) -> Spa
 
 def _read(descriptor: int, seconds: float, most: int) -> bytes:
     """What is written to a pipe until its other end is closed."""
-    found, deadline = bytearray(), time.monotonic() + seconds
-    while len(found) <= most and (left := deadline - time.monotonic()) > 0:
+    said, deadline = bytearray(), time.monotonic() + seconds
+    while len(said) <= most and (left := deadline - time.monotonic()) > 0:
         if readable(descriptor, left):
             part = os.read(descriptor, CHUNK)
             if not part:
                 break
-            found += part
-    return bytes(found)
+            said += part
+    return bytes(said)
 
 
 @contextmanager
@@ -99,7 +99,7 @@ def mark_checks(script: Script) -> tuple[str, list[str], bool]:
     line that no right program reaches.
     """
     trees = [ast.parse(text) for text in (script.setup, *script.tests)]
-    has_assert = any(isinstance(one, ast.Assert) and _is_check(one) for tree in trees for one in ast.walk(tree))
+    has_assert = any(isinstance(node, ast.Assert) and _is_check(node) for tree in trees for node in ast.walk(tree))
     setup, *tests = [ast.unparse(ast.fix_missing_locations(_Marks().visit(tree))) for tree in trees]
     return setup, tests, has_assert
 
@@ -133,7 +133,7 @@ class _Marks(ast.NodeTransformer):
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> ast.ExceptHandler:
         super().generic_visit(node)
         kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
-        if not any(one is None or ast.unparse(one) in ANY_ERROR for one in kinds):
+        if not any(kind is None or ast.unparse(kind) in ANY_ERROR for kind in kinds):
             node.body.insert(0, _mark())
         return node
 

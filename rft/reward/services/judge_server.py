@@ -58,10 +58,10 @@ class ServedJudge(Term):
 
     def check(self) -> None:
         """Checks that the servers have the model. Raises a ValueError that names the key and the cure."""
-        for name, known in self._servers.ask_all(_models):
-            if self._model not in known:
+        for name, models in self._servers.ask_all(_models):
+            if self._model not in models:
                 raise ValueError(
-                    f"{self._key}.model={self._model}: {name} serves {', '.join(known)}; name one of these"
+                    f"{self._key}.model={self._model}: {name} serves {', '.join(models)}; name one of these"
                 )
 
     async def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Any:

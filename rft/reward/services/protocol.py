@@ -100,21 +100,21 @@ def check_servers(servers: Servers, key: str, term: str | None, rows: int) -> st
     Raises:
         ValueError: no server answers, one cannot score these requests, or two differ; names the key and the cure.
     """
-    found = servers.ask_all(_health)
-    for health in found:
-        known = health["terms"]
-        if term is not None and term not in known:
-            there = f"{health['name']} has no term {term!r}, but {', '.join(known)}{did_you_mean(term, known)}"
+    healths = servers.ask_all(_health)
+    for health in healths:
+        terms = health["terms"]
+        if term is not None and term not in terms:
+            there = f"{health['name']} has no term {term!r}, but {', '.join(terms)}{did_you_mean(term, terms)}"
             raise ValueError(f"{key}.addresses: {there}; start it with this term, or name another")
         if rows > health["rows"]:
             raise ValueError(
                 f"{key}.rows_per_request={rows}: {health['name']} takes {health['rows']}; set it to that, or raise "
                 "serve.limits.rows of the server"
             )
-    prints = [health["sum"] if term is None else health["terms"][term] for health in found]
-    if other := [health["name"] for health, mark in zip(found, prints, strict=True) if mark != prints[0]]:
+    prints = [health["sum"] if term is None else health["terms"][term] for health in healths]
+    if other := [health["name"] for health, mark in zip(healths, prints, strict=True) if mark != prints[0]]:
         raise ValueError(
-            f"{key}.addresses: {found[0]['name']} and {other[0]} have other options; start them with the same"
+            f"{key}.addresses: {healths[0]['name']} and {other[0]} have other options; start them with the same"
         )
     return str(prints[0])
 
@@ -276,10 +276,10 @@ class Mapped(Protocol):
         return filled
 
     def read(self, body: Mapping[str, Any], answer: Any, count: int) -> list[Any]:
-        found = answer
+        value = answer
         for step in self._score.split("."):
-            found = found[int(step)] if isinstance(found, list) else object_in(found, self._score)[step]
-        return [number_in(found, self._score)]
+            value = value[int(step)] if isinstance(value, list) else object_in(value, self._score)[step]
+        return [number_in(value, self._score)]
 
 
 def fill(node: Any, response: str, row: Mapping[str, Any]) -> Any:

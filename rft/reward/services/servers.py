@@ -69,14 +69,14 @@ class Servers:
         Raises:
             ValueError: the token is missing, no server answers, or one refuses the token; names the key and the cure.
         """
-        found = asyncio.run(self._ask_all(ask))
-        for error in found:
+        replies = asyncio.run(self._ask_all(ask))
+        for error in replies:
             if isinstance(error, RequestRefused) and error.unauthorized:
                 token = self._token or "null"
                 raise ValueError(f"{self._key}.token={token}: {error}; name the variable with the server's token")
-        answers = [one for one in found if not isinstance(one, OSError)]
+        answers = [answer for answer in replies if not isinstance(answer, OSError)]
         if not answers:
-            raise ValueError(f"{found[0]}; no server of {self._key}.addresses answers: start one, or correct them")
+            raise ValueError(f"{replies[0]}; no server of {self._key}.addresses answers: start one, or correct them")
         return answers
 
     async def _ask_all(self, ask: Callable[[ServerClient], Awaitable[T]]) -> list[T | OSError]:

@@ -161,19 +161,19 @@ class Scoring:
         loop = asyncio.get_running_loop()
         while self._waiting:
             chosen = self._next()
-            responses = [text for one in chosen for text in one.responses]
-            rows = [row for one in chosen for row in one.rows]
+            responses = [text for request in chosen for text in request.responses]
+            rows = [row for request in chosen for row in request.rows]
             scoring = loop.run_in_executor(self._thread, self.reward.score, responses, rows)
             await asyncio.wait([scoring])
             start = 0
-            for one in chosen:
-                end = start + len(one.responses)
-                if one.scores.cancelled():
+            for request in chosen:
+                end = start + len(request.responses)
+                if request.scores.cancelled():
                     pass
                 elif (error := scoring.exception()) is not None:
-                    one.scores.set_exception(error)
+                    request.scores.set_exception(error)
                 else:
-                    one.scores.set_result(part(scoring.result(), slice(start, end)))
+                    request.scores.set_result(part(scoring.result(), slice(start, end)))
                 start = end
 
     def _next(self) -> list[Waiting]:

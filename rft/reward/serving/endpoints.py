@@ -167,32 +167,32 @@ def _all_scored(values: Tensor, unscored: Sequence[Mapping[str, str]]) -> None:
 
 
 def _list(body: Mapping[str, Any], key: str, length: int | None = None) -> list[Any]:
-    found = body.get(key)
-    if not isinstance(found, list):
-        raise ValueError(f"{key}: expected a list, got {found!r:.80}")
-    if length is not None and len(found) != length:
-        raise ValueError(f"{key}: expected {length} entries, got {len(found)}")
-    return found
+    values = body.get(key)
+    if not isinstance(values, list):
+        raise ValueError(f"{key}: expected a list, got {values!r:.80}")
+    if length is not None and len(values) != length:
+        raise ValueError(f"{key}: expected {length} entries, got {len(values)}")
+    return values
 
 
 def _objects(body: Mapping[str, Any], key: str, length: int | None = None) -> list[dict[str, Any]]:
-    found = _list(body, key, length)
-    for number, one in enumerate(found):
-        if not isinstance(one, dict):
-            raise ValueError(f"{key}[{number}]: expected an object, got {one!r:.80}")
-    return found
+    values = _list(body, key, length)
+    for number, value in enumerate(values):
+        if not isinstance(value, dict):
+            raise ValueError(f"{key}[{number}]: expected an object, got {value!r:.80}")
+    return values
 
 
 def _texts(body: Mapping[str, Any], key: str, length: int | None = None) -> list[str]:
-    found = _list(body, key, length)
-    for number, text in enumerate(found):
+    values = _list(body, key, length)
+    for number, text in enumerate(values):
         if not isinstance(text, str):
             raise ValueError(f"{key}[{number}]: expected a text, got {text!r:.80}")
-    return found
+    return values
 
 
 def _object(body: Mapping[str, Any], key: str) -> dict[str, Any]:
-    found = body.get(key)
-    if not isinstance(found, dict):
-        raise ValueError(f"{key}: expected an object, got {found!r:.80}")
-    return found
+    value = body.get(key)
+    if not isinstance(value, dict):
+        raise ValueError(f"{key}: expected an object, got {value!r:.80}")
+    return value

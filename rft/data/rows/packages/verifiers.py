@@ -86,11 +86,11 @@ def generate(
     """The rows; see `VerifiersRows`."""
     with prefixed(f"{key}: "):
         environment = load_environment(id, args)
-    found = environment.build_dataset() if split == "train" else environment.build_eval_dataset()
-    if found is None:
+    table = environment.build_dataset() if split == "train" else environment.build_eval_dataset()
+    if table is None:
         raise ValueError(
             f"{key}.split={split}: the environment {id} has no such data set; split the other one, with "
             "rft.data.rows.split.HashSplit, or choose other rows"
         )
-    rows = found.to_list() if limit is None else found.select(range(min(limit, len(found)))).to_list()
+    rows = table.to_list() if limit is None else table.select(range(min(limit, len(table)))).to_list()
     return [row | without_nulls({"prompt": row["prompt"]}) for row in rows]

@@ -41,9 +41,9 @@ def language_fault(code: str | None) -> str | None:
     """What is wrong with a language code ("en") and with this installation; None if nothing is."""
     if importlib.util.find_spec("py3langid") is None:
         return 'identifying a language needs the package py3langid: pip install "rft[language]"'
-    known = _identifier().labels
-    if code is not None and code not in known:
-        return f"{code!r} is no code of a known language; write one of {', '.join(sorted(known))}"
+    codes = _identifier().labels
+    if code is not None and code not in codes:
+        return f"{code!r} is no code of a known language; write one of {', '.join(sorted(codes))}"
     return None
 
 
@@ -137,5 +137,5 @@ def script(response: str, row: Mapping[str, Any], *, scripts: list[Script], with
         scripts: names of Unicode scripts.
         without_letters: the value of a response without a letter, whose share is not defined.
     """
-    found = [name for name in map(script_of, response) if name is not None]
-    return sum(name in scripts for name in found) / len(found) if found else without_letters
+    written = [name for name in map(script_of, response) if name is not None]
+    return sum(name in scripts for name in written) / len(written) if written else without_letters

@@ -130,8 +130,8 @@ def final_answer(text: str, extract_from: Sequence[Place], markers: Sequence[str
         "last": lambda text: last_expression(text[-TAIL:]),
     }
     for place in extract_from:
-        if (found := places[place](text)) is not None:
-            return found.strip() or None
+        if (answer := places[place](text)) is not None:
+            return answer.strip() or None
     return None
 
 

@@ -51,21 +51,21 @@ def formula(latex: str) -> Any:
     from sympy import Basic, Integral, MatrixBase, nan, zoo
 
     try:
-        found = latex2sympy(
+        expression = latex2sympy(
             _named(latex) if "'" in latex or r"\prime" in latex else latex, is_real=True, normalization_config=None
         )
     except Exception as error:  # the parser raises plain Exceptions
         raise Unreadable("math-verify cannot parse it") from error
-    if not isinstance(found, Basic) or isinstance(found, MatrixBase):
+    if not isinstance(expression, Basic) or isinstance(expression, MatrixBase):
         raise Unreadable("it is no formula")
-    if found.has(nan, zoo):
+    if expression.has(nan, zoo):
         raise Unreadable("it divides by zero")
-    if found.has(Integral):  # sympy's numeric integrals can be wrong: it gives -4 for that of sin(x)/x from 0
+    if expression.has(Integral):  # sympy's numeric integrals can be wrong: it gives -4 for that of sin(x)/x from 0
         raise Unreadable("an integral is not solved")
-    if _digits(found) > LARGEST:
+    if _digits(expression) > LARGEST:
         raise Unreadable(f"a number in it has more than {LARGEST} digits")
     try:
-        exact = _exact_formula(found)
+        exact = _exact_formula(expression)
         numeric(exact)
     except Exception as error:  # (-1)!, a series that diverges; sympy may raise anything
         raise Unreadable("it has no value") from error

@@ -130,21 +130,21 @@ def readings(text: str, given: bool = False) -> tuple[Answer, ...]:
         return (_time(clock),)
     if DURATION.fullmatch(plain) and ":0" in plain:
         return (Words(plain),)
-    found = [_read(_joined(cleaned))]
+    answers = [_read(_joined(cleaned))]
     if clock:
-        found.append(_time(clock))  # or else the ratio 3:30
+        answers.append(_time(clock))  # or else the ratio 3:30
     metres = METRES.sub(r" \\text{m}\g<power>", text)
     if given:
         metres = TIGHT_METRES.sub(r"\g<before> \\text{m}\g<power>", metres)
     if metres != text:
-        found.insert(0, _read(_joined(clean(metres))))
+        answers.insert(0, _read(_joined(clean(metres))))
     if given and (letter := LETTER.fullmatch(cleaned)):
-        found.append(_read(_joined(rf"{letter[1]} \text{{{letter[2]}}}")))
+        answers.append(_read(_joined(rf"{letter[1]} \text{{{letter[2]}}}")))
     if THOUSANDS.fullmatch(cleaned):
-        found.append(_read(cleaned))
-    if isinstance(found[0], Words) and not LIMITING.search(text) and len(numbers := NUMBER.findall(text)) == 1:
-        found.append(_read(_joined(clean(numbers[0]))))  # "Janet makes 18 dollars a day"
-    return tuple(found)
+        answers.append(_read(cleaned))
+    if isinstance(answers[0], Words) and not LIMITING.search(text) and len(numbers := NUMBER.findall(text)) == 1:
+        answers.append(_read(_joined(clean(numbers[0]))))  # "Janet makes 18 dollars a day"
+    return tuple(answers)
 
 
 def _time(clock: re.Match[str]) -> Words:

@@ -80,8 +80,8 @@ def number_of(text: str) -> tuple[Fraction, bool] | None:
     while text.startswith("(") and closing(text, 0) == len(text) - 1:
         text = text[1:-1].strip()
     for pattern in (PLAIN, FRACTION, FRAC, MIXED, SCIENTIFIC, REPEATING, BASED):
-        if found := pattern.fullmatch(text):
-            parts = found.groupdict()
+        if number := pattern.fullmatch(text):
+            parts = number.groupdict()
             value = _value(parts, pattern)
             return (-value if parts["sign"] == "-" else value), "." in text and pattern is not REPEATING
     return None

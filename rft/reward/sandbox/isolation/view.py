@@ -41,11 +41,11 @@ def shown(packages: Sequence[str]) -> list[str]:
         os.path.join(sys.base_prefix, "lib64"),
         os.path.dirname(os.__file__),
     ]
-    found: list[str] = []
+    paths: list[str] = []
     for path in sorted(map(os.path.abspath, (*SYSTEM, *python, *packages))):
-        if os.path.exists(path) and not any(path == above or path.startswith(f"{above}/") for above in found):
-            found.append(path)
-    return found
+        if os.path.exists(path) and not any(path == above or path.startswith(f"{above}/") for above in paths):
+            paths.append(path)
+    return paths
 
 
 def enter(paths: Sequence[str], network: bool, proc: int) -> None:

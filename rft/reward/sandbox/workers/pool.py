@@ -186,15 +186,15 @@ def visible(node: Mapping[str, Any], key: str) -> tuple[dict[str, Any], str | No
         ValueError: there is no such file or module; names the key.
     """
     libraries = [folder for folder in sys.path if Path(folder).name in LIBRARIES]
-    place = str(Path(rft.__file__).parent)
-    shown, path = [place, *libraries], [str(Path(place).parent), *libraries]
+    package = str(Path(rft.__file__).parent)
+    shown, path = [package, *libraries], [str(Path(package).parent), *libraries]
     module = REWARDS.function(node["name"]).__module__ if "name" in node else None
     file, _, name = str(node.get("function", "")).rpartition(":")
     if file.endswith(".py"):
-        found = Path(file).expanduser().resolve()
-        if not found.is_file():
+        function = Path(file).expanduser().resolve()
+        if not function.is_file():
             raise ValueError(f"{key}.function={node['function']}: there is no such file")
-        return {**node, "function": f"{found}:{name}"}, None, [*shown, str(found)], path
+        return {**node, "function": f"{function}:{name}"}, None, [*shown, str(function)], path
     top = (module or file).partition(".")[0]
     if top != rft.__name__:
         origin = _origin(top)

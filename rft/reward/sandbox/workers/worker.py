@@ -199,9 +199,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Unscored):
         return {"unscored": value.reason}
     if isinstance(value, Mapping):
-        return {"numbers": {str(name): _number(one) for name, one in value.items()}}
+        return {"numbers": {str(name): _number(item) for name, item in value.items()}}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return _number(value)
 
 
@@ -230,10 +230,10 @@ def _value(value: Any, lists: bool) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, list) and lists:
-        return [_value(one, lists=False) for one in value]
+        return [_value(item, lists=False) for item in value]
     ((kind, content),) = value.items()
     if kind == "numbers":
-        return {name: _value(one, lists=False) for name, one in content.items()}
+        return {name: _value(item, lists=False) for name, item in content.items()}
     if kind == "unscored":
         return Unscored(one_line(content))
     if kind == "failure":
