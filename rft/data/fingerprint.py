@@ -29,7 +29,9 @@ def fingerprint(rows: Rows) -> str:
     chosen = [number * (len(rows) - 1) // max(count - 1, 1) for number in range(count)]
     digest_of_rows = hashlib.blake2b(str(len(rows)).encode(), digest_size=16)
     for number in chosen:
-        digest_of_rows.update(json.dumps(rows[number], sort_keys=True, default=_spell).encode())
+        digest_of_rows.update(
+            json.dumps(rows[number], sort_keys=True, default=lambda value: digest(value).hex()).encode()
+        )
     return digest_of_rows.hexdigest()
 
 
@@ -44,10 +46,6 @@ def warn_of_changed_rows(before: Mapping[str, str], now: Mapping[str, str], warn
         if key in before and before[key] != now[key]:
             effect = OF_TRAIN if key == TRAIN else OF_OTHERS
             warn(f"{key} has other rows than when the checkpoint was written: {effect}")
-
-
-def _spell(value: Any) -> str:
-    return digest(value).hex()
 
 
 def digest(thing: Any) -> bytes:

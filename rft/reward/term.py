@@ -100,6 +100,11 @@ class Term(ABC):
     tool_calls: Plugin | None = None
     others: Literal["zero", "less", "any"] = "zero"
 
+    def state_as(self, other: "Term") -> None:
+        """States the same of rows and responses as another term, whose values this one gets elsewhere."""
+        self.reads, self.extracts, self.others = other.reads, other.extracts, other.others
+        self.thoughts, self.opening, self.tool_calls = other.thoughts, other.opening, other.tool_calls
+
     def check(self) -> None:
         """Checks that what the term will load exists, before any model is loaded.
 

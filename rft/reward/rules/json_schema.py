@@ -38,11 +38,6 @@ def _last_fenced(text: str) -> str | None:
     return block
 
 
-def json_value(text: str) -> Any:
-    """The value of a JSON text without keys that occur twice; see `value_of`."""
-    return value_of(text, unique=True)
-
-
 def canonical(value: Any) -> str:
     """One text for equal JSON values: keys are sorted, 1.0 is 1."""
     return json.dumps(_plain(value), sort_keys=True, ensure_ascii=False)
@@ -126,7 +121,7 @@ def field_value(row: Mapping[str, Any], field: str) -> Any:
     """
     value = row[field]
     try:
-        return json_value(value) if isinstance(value, str) else value
+        return value_of(value, unique=True) if isinstance(value, str) else value
     except ValueError as error:
         raise ValueError(
             f"the field {field!r} is not JSON ({error}): {value!r:.80}; correct or remove the row"
@@ -150,7 +145,7 @@ def _fault(tag: str | None, schema: dict[str, Any] | None, schema_field: str | N
 def _canonical(response: str, tag: str | None, fence: str) -> str | None:
     text = json_text(response, tag, fence)
     try:
-        return None if text is None else canonical(json_value(text))
+        return None if text is None else canonical(value_of(text, unique=True))
     except ValueError:
         return None
 
@@ -212,7 +207,7 @@ def json_valid(
     if text is None:
         return 0.0
     try:
-        value = json_value(text)
+        value = value_of(text, unique=True)
     except ValueError:
         return 0.0
     schema_of_row = schema if schema_field is None else field_value(row, schema_field)

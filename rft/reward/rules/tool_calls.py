@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from rft.batch.row_fields import EPISODE_FIELD
+from rft.data.strict_json import value_of
 from rft.data.tool_calls import TOOL_CALLS, Schema, ToolCall
 from rft.errors import did_you_mean, messages_of
 from rft.registry import Plugin
@@ -14,7 +15,6 @@ from rft.reward.rules.json_schema import (
     field_value,
     is_valid,
     json_text,
-    json_value,
     missing_package,
     schema_fault,
 )
@@ -73,7 +73,7 @@ def calls_in(response: str, format: Format, tools: Mapping[str, Schema]) -> list
 def _listed(response: str) -> list[ToolCall] | None:
     """The calls of a response that is, or whose last fenced block is, a JSON list of them or a single one."""
     try:
-        value = json_value(json_text(response, None, "optional") or "")
+        value = value_of(json_text(response, None, "optional") or "", unique=True)
     except ValueError:
         return None
     return _all_read([_call(item) for item in (value if isinstance(value, list) else [value])])

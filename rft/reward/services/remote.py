@@ -149,8 +149,7 @@ class HostedTerm(Term):
     awaits = True
 
     def __init__(self, own: Term, name: str, node: Mapping[str, Any], key: str, options: HostOptions) -> None:
-        self.reads, self.extracts, self.others = own.reads, own.extracts, own.others
-        self.thoughts, self.opening, self.tool_calls = own.thoughts, own.opening, own.tool_calls
+        self.state_as(own)
         self._own = own
         self._name = name
         self._key = key

@@ -10,12 +10,15 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
 from rft.batch.scores import Scores, number_or_none
 from rft.reward.compose import WeightedSum
+
+Entry = TypeVar("Entry")
+TITLES = {dict: "an object", str: "a text"}
 
 
 class Unanswerable(ValueError):
@@ -75,12 +78,12 @@ class ScoreEndpoint(Endpoint):
         self._fingerprints = fingerprints
 
     def read(self, body: Mapping[str, Any]) -> Batch:
-        responses = _texts(body, "responses")
+        responses = _entries(body, "responses", str)
         term = body.get("term")
         if not isinstance(term, str | None) or term not in self._fingerprints:
             known = ", ".join(name for name in self._fingerprints if name is not None)
             raise ValueError(f"term: there is no term {term!r:.80}, but {known}")
-        return Batch(responses, _objects(body, "rows", len(responses)), body)
+        return Batch(responses, _entries(body, "rows", dict, len(responses)), body)
 
     def answer(self, batch: Batch, scores: Scores, reward: WeightedSum) -> dict[str, Any]:
         results = [
@@ -103,8 +106,10 @@ class GetRewardEndpoint(Endpoint):
 
     def read(self, body: Mapping[str, Any]) -> Batch:
         """A query is prompt and response; without prompts it is the response."""
-        queries = _texts(body, "query")
-        prompts = _texts(body, "prompts", len(queries)) if body.get("prompts") is not None else [""] * len(queries)
+        queries = _entries(body, "query", str)
+        prompts = (
+            _entries(body, "prompts", str, len(queries)) if body.get("prompts") is not None else [""] * len(queries)
+        )
         labels = _list(body, "labels", len(queries)) if body.get("labels") is not None else None
         responses, rows = [], []
         for number, (query, prompt) in enumerate(zip(queries, prompts, strict=True)):
@@ -148,10 +153,10 @@ def output_text(response: Mapping[str, Any]) -> str:
         ValueError: `output` is malformed.
     """
     texts = []
-    for item in _objects(response, "output"):
+    for item in _entries(response, "output", dict):
         if item.get("type", "message") == "message":
-            texts += [part.get("text") for part in _objects(item, "content") if part.get("type") == "output_text"]
-    return "".join(_texts({"response.output": texts}, "response.output"))
+            texts += [part.get("text") for part in _entries(item, "content", dict) if part.get("type") == "output_text"]
+    return "".join(_entries({"response.output": texts}, "response.output", str))
 
 
 def _known(values: Mapping[str, Tensor], number: int) -> dict[str, float]:
@@ -175,19 +180,12 @@ def _list(body: Mapping[str, Any], key: str, length: int | None = None) -> list[
     return values
 
 
-def _objects(body: Mapping[str, Any], key: str, length: int | None = None) -> list[dict[str, Any]]:
+def _entries(body: Mapping[str, Any], key: str, kind: type[Entry], length: int | None = None) -> list[Entry]:
+    """The entries of a list, which are all of one type."""
     values = _list(body, key, length)
     for number, value in enumerate(values):
-        if not isinstance(value, dict):
-            raise ValueError(f"{key}[{number}]: expected an object, got {value!r:.80}")
-    return values
-
-
-def _texts(body: Mapping[str, Any], key: str, length: int | None = None) -> list[str]:
-    values = _list(body, key, length)
-    for number, text in enumerate(values):
-        if not isinstance(text, str):
-            raise ValueError(f"{key}[{number}]: expected a text, got {text!r:.80}")
+        if not isinstance(value, kind):
+            raise ValueError(f"{key}[{number}]: expected {TITLES[kind]}, got {value!r:.80}")
     return values
 
 

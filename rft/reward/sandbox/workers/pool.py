@@ -146,10 +146,8 @@ class IsolatedTerm(Term):
         self._rule = build_term(node, key) if "function" not in node else None
         self._needs_truth = False
         if self._rule is not None:
-            self.reads, self.extracts, self.others = self._rule.reads, self._rule.extracts, self._rule.others
+            self.state_as(self._rule)
             self.rows_per_call = self._rule.rows_per_call
-            self.thoughts, self.opening = self._rule.thoughts, self._rule.opening
-            self.tool_calls = self._rule.tool_calls
         else:
             stated = pool.facts()
             self.reads, self.rows_per_call = stated["reads"], stated["rows_per_call"]
