@@ -8,7 +8,7 @@ from rft.ranges import PositiveInt
 from rft.remote.call_pool import BreakerOptions
 from rft.remote.http_client import ServerClient
 from rft.reward.models.grade import Grade, about_one
-from rft.reward.services.servers import Servers
+from rft.reward.services.remote import Servers
 from rft.reward.term import Term
 
 

@@ -18,10 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from rft.errors import did_you_mean
-from rft.remote.http_client import ServerClient
 from rft.reward.function import label, prompt_text
-from rft.reward.services.servers import Servers
 from rft.reward.term import Unscored
 
 Rows = Sequence[Mapping[str, Any]]
@@ -83,47 +80,6 @@ def object_in(value: Any, place: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{place}: {value!r:.40} is no object")
     return value
-
-
-def check_servers(servers: Servers, key: str, term: str | None, rows: int) -> str:
-    """Asks the servers whether they can score, before the run.
-
-    Args:
-        servers: of the term.
-        key: of its node in the yaml.
-        term: whose values are needed; None: the sum.
-        rows: responses of a request.
-
-    Returns:
-        The fingerprint of the term, or of the sum.
-
-    Raises:
-        ValueError: no server answers, one cannot score these requests, or two differ; names the key and the cure.
-    """
-    healths = servers.ask_all(_health)
-    for health in healths:
-        terms = health["terms"]
-        if term is not None and term not in terms:
-            there = f"{health['name']} has no term {term!r}, but {', '.join(terms)}{did_you_mean(term, terms)}"
-            raise ValueError(f"{key}.addresses: {there}; start it with this term, or name another")
-        if rows > health["rows"]:
-            raise ValueError(
-                f"{key}.rows_per_request={rows}: {health['name']} takes {health['rows']}; set it to that, or raise "
-                "serve.limits.rows of the server"
-            )
-    prints = [health["sum"] if term is None else health["terms"][term] for health in healths]
-    if other := [health["name"] for health, mark in zip(healths, prints, strict=True) if mark != prints[0]]:
-        raise ValueError(
-            f"{key}.addresses: {healths[0]['name']} and {other[0]} have other options; start them with the same"
-        )
-    return str(prints[0])
-
-
-async def _health(client: ServerClient) -> dict[str, Any]:
-    answer = await client.get(HEALTH)
-    with client.parse(f"the answer of {HEALTH}"):
-        terms, rows = dict(answer["terms"]), int(answer["rows"])
-        return {"name": client.name, "terms": terms, "sum": answer["sum"], "rows": rows}
 
 
 def check_json(row: Mapping[str, Any], cure: str) -> None:
