@@ -96,6 +96,7 @@ class Sandbox:
             limits: instead of those of the options.
         """
         limits = self.options.limits if limits is None else limits
+        text = memoryview(stdin.encode(errors="surrogateescape"))
         (reader, feed), (stdout, out), (stderr, err) = (os.pipe() for _ in range(3))
         job = _Job([feed, stdout, stderr], limits)
         try:
@@ -104,7 +105,7 @@ class Sandbox:
             finally:
                 for descriptor in (reader, out, err):
                     os.close(descriptor)
-            return job.run(spawned, stdin)
+            return job.run(spawned, text)
         except (SandboxFailed, ValueError) as error:
             return Outcome("refused", "", "", 0.0, str(error))
         except OSError as error:
@@ -296,14 +297,14 @@ class _Job:
         self._ended = False
         self._selector = selectors.DefaultSelector()
 
-    def run(self, spawned: Spawned, stdin: str) -> Outcome:
-        """The outcome of the program.
+    def run(self, spawned: Spawned, feed: memoryview) -> Outcome:
+        """The outcome of the program, whose input is `feed`.
 
         Raises:
             OSError: there is no verdict within the time of the program.
         """
         with spawned.control:
-            self._exchange(spawned.control, memoryview(stdin.encode(errors="surrogateescape")))
+            self._exchange(spawned.control, feed)
             verdict = spawned.end()
         exceeded = any(len(part) > self._most for part in self._output.values())
         status: Status = "output" if exceeded else verdict["status"]
