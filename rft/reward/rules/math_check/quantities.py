@@ -81,39 +81,38 @@ def number_of(text: str) -> tuple[Fraction, bool] | None:
         text = text[1:-1].strip()
     for pattern in (PLAIN, FRACTION, FRAC, MIXED, SCIENTIFIC, REPEATING, BASED):
         if number := pattern.fullmatch(text):
-            parts = number.groupdict()
+            parts = number.groupdict("")
             value = _value(parts, pattern)
             return (-value if parts["sign"] == "-" else value), "." in text and pattern is not REPEATING
     return None
 
 
-def _value(parts: dict[str, str | None], pattern: re.Pattern[str]) -> Fraction:
+def _value(parts: dict[str, str], pattern: re.Pattern[str]) -> Fraction:
     if pattern is SCIENTIFIC:
-        number, exponent = parts["n"] or parts["m"], int(parts["e"] or parts["f"] or "0")
+        number, exponent = parts["n"] or parts["m"], int(parts["e"] or parts["f"])
         if abs(exponent) > LARGEST_EXPONENT:
             raise Unreadable(f"it has a power of ten above {LARGEST_EXPONENT}")
         return _fraction(number) * Fraction(10) ** exponent
     if pattern is REPEATING:
-        whole, once, again = (parts[name] or "" for name in ("whole", "once", "again"))
+        whole, once, again = (parts[name] for name in ("whole", "once", "again"))
         return Fraction(
             int(f"{whole}{once}{again}") - int(f"{whole}{once}" or "0"), (10 ** len(again) - 1) * 10 ** len(once)
         )
     if pattern is BASED:
-        base = int(parts["base"] or "")
-        if not all(int(digit) < base for digit in parts["n"] or ""):
+        base = int(parts["base"])
+        if not all(int(digit) < base for digit in parts["n"]):
             raise Unreadable(f"its digits are none of base {base}")
-        return Fraction(int(parts["n"] or "", base))
+        return Fraction(int(parts["n"], base))
     if pattern is MIXED:
         return _fraction(parts["whole"]) + _ratio(parts["n"] or parts["a"], parts["d"] or parts["b"])
     return _ratio(parts["n"], parts["d"]) if "d" in parts else _fraction(parts["n"])
 
 
-def _fraction(number: str | None) -> Fraction:
-    assert number is not None
+def _fraction(number: str) -> Fraction:
     return Fraction(number.replace(" ", "").rstrip("."))
 
 
-def _ratio(number: str | None, divisor: str | None) -> Fraction:
+def _ratio(number: str, divisor: str) -> Fraction:
     below = _fraction(divisor)
     if below == 0:
         raise Unreadable("it divides by zero")
