@@ -55,7 +55,7 @@ suite_renderers() {
   folder renderers_trl trl
   beside renderers constraints.txt renderers httpx
   PYTHONPATH="$work/folders/renderers_trl" test_beside renderers tests/rollout/environment/test_renderers.py \
-    tests/e2e/test_renderers.py tests/data/tool_calls/test_parse_renderers.py
+    tests/e2e/test_renderers.py tests/data/tool_calls/test_base_parse_renderers.py
 }
 
 suite_mcp() {
@@ -145,5 +145,5 @@ suite_servers() {  # of vLLM and SGLang
 
 suite_vllm() {  # in this process
   "$RFT_VLLM_PYTHON" -m pytest -m slow tests/rollout/engine/test_vllm.py tests/rollout/engine/test_vllm_lora.py \
-    tests/modes/doctor/test_run.py tests/scripts/test_rollout_benchmark.py tests/data/tool_calls/test_parse_vllm.py
+    tests/modes/doctor/test_run.py tests/scripts/test_rollout_benchmark.py tests/data/tool_calls/test_base_parse_vllm.py
 }

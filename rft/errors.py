@@ -118,6 +118,15 @@ def at_step(step: int) -> Iterator[None]:
         raise FunctionError(f"step {step}: {error}") from error.__cause__
 
 
+@contextmanager
+def prefixed(start: str) -> Iterator[None]:
+    """Puts a text in front of the message of a ValueError raised in the block, such as the place of a row."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{start}{error}") from error
+
+
 class Unmade(Exception):
     """A part could not be made. Its mistakes are collected already, and what reads it is skipped."""
 

@@ -390,7 +390,7 @@ def test_a_text_that_names_no_module(own_modules, name):
 
 
 def test_names_that_come_with_the_data_import_nothing(own_modules):
-    from rft.reward.rules.instructions.checks import INSTRUCTIONS
+    from rft.reward.rules.instructions.ifeval import INSTRUCTIONS
 
     for name in ("own_losses.plain", "os.system"):
         with pytest.raises(ValueError, match="no instruction is called"):

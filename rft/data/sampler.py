@@ -144,15 +144,12 @@ class MixtureSampler(RowSampler):
         self._round = -1
         self._turns: list[tuple[int, int]] = []
         self._mixture = rows
-        self._starts: list[int] = []
-        if isinstance(rows, Mixed):
-            self._starts = [0, *rows.ends]
-            seeds = [{"seed": seed, "first_epoch": number * PART_SEEDS} for number in range(1, len(shares) + 1)]
-        else:
-            seeds = [{"seed": seed + number * PART_SEEDS} for number in range(1, len(shares) + 1)]
-        self._parts = [
-            RowSampler(part, **own, shuffle=shuffle) for part, own in zip(rows.parts.values(), seeds, strict=True)
-        ]
+        self._starts = [0, *rows.ends] if isinstance(rows, Mixed) else []
+        self._parts: list[RowSampler] = []
+        for number, part in enumerate(rows.parts.values(), 1):
+            apart = number * PART_SEEDS
+            mixed = isinstance(rows, Mixed)
+            self._parts.append(RowSampler(part, seed if mixed else seed + apart, shuffle, apart if mixed else 0))
 
     def take(self, number: int, weights: Tensor | None = None) -> list[tuple[int, int]]:
         if not isinstance(self._mixture, MixedStream):

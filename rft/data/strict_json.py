@@ -54,9 +54,9 @@ def value_at(
     return value, end
 
 
-def value_of(text: str, *, unique: bool = False, finite: bool = True, origin: str | None = None) -> Any:
+def value_of(text: str, *, unique: bool = False, origin: str | None = None) -> Any:
     """The value that is the whole text. Arguments and errors as of `value_at`."""
-    value, end = value_at(text, unique=unique, finite=finite, origin=origin)
+    value, end = value_at(text, unique=unique, origin=origin)
     if (end := after_blanks(text, end)) < len(text):
         raise json.JSONDecodeError("Extra data", text, end)
     return value
@@ -81,11 +81,11 @@ def _decoder(unique: bool, finite: bool, digits: int | None) -> json.JSONDecoder
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    value = dict(pairs)
+    if len(value) < len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"the key {twice!r:.60} occurs twice in one object; remove one")
-    return found
+    return value
 
 
 def _no_number(text: str) -> None:

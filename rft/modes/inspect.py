@@ -20,11 +20,11 @@ from rft.data.base import GivenTexts, SourceContext, given_texts
 from rft.data.processes import CHUNK
 from rft.data.rows.lazy import subset
 from rft.distributed import SINGLE_PROCESS
+from rft.errors import prefixed
 from rft.registry import Target
 from rft.sanitize import printable
 from rft.setup.assembly import Job
 from rft.setup.classes import facts_of
-from rft.setup.constraints import prefixed
 from rft.setup.datasets import Datasets
 
 TRAINED, READ, SPECIAL = "bold green", "dim", "reverse"

@@ -1,6 +1,6 @@
 """Rewards of responses. Importing this package registers its reward functions."""
 
 from rft.reward import rules
-from rft.reward.registry import REWARDS
+from rft.reward.term import REWARDS
 
 __all__ = ["REWARDS", "rules"]

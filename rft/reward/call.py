@@ -14,11 +14,10 @@ from rft.ranges import PositiveInt, Range, Seconds
 from rft.registry import take
 from rft.remote.call_pool import BreakerOptions
 from rft.remote.retry import Backoff
-from rft.reward.build import build_term
-from rft.reward.failure import REASONS, Failure
+from rft.reward.function import build_term
 from rft.reward.runners import InlineRunner, LoopRunner, Outcomes, Runner, ThreadRunner
 from rft.reward.sandbox.options import WorkerOptions
-from rft.reward.term import LARGEST_SCORE, Term, Unscored
+from rft.reward.term import LARGEST_SCORE, REASONS, Failure, Term, Unscored
 from rft.reward.thought import Reading, ReadingOptions, split_node
 from rft.reward.workers import ForkedPool
 from rft.sanitize import OTHER, Names, one_line
@@ -29,8 +28,8 @@ Failed = Literal["drop_row", "drop_group", "stop"] | Score
 Job = tuple[int, str, Mapping[str, Any]]  # the number of a response, the response, and the row that it answers
 # Workers that are parts: the module, and its function with the arguments of `build`. Terms that name it import it.
 WORKERS = {
-    "sandbox": ("rft.reward.sandbox.isolated", "isolated"),
-    "http": ("rft.reward.services.hosted", "hosted"),
+    "sandbox": ("rft.reward.sandbox.workers.pool", "isolated"),
+    "http": ("rft.reward.services.remote", "hosted"),
 }
 PAUSES_S = (0.5, 60.0)  # the shortest and the longest pause before a repeated call
 
@@ -194,7 +193,7 @@ class Calls:
 
     @property
     def beside(self) -> bool:
-        """See `Runner.beside`."""
+        """Whether calls run while the main thread does other work."""
         return self._runner.beside
 
     def add(self, number: int, response: str, row: Mapping[str, Any]) -> None:
@@ -223,18 +222,18 @@ class Calls:
         Raises:
             FunctionError: the term returned more or fewer values than there were responses.
         """
-        found: dict[int, Any] = dict.fromkeys(self._unanswered, 0.0)
+        outcomes: dict[int, Any] = dict.fromkeys(self._unanswered, 0.0)
         pauses = Backoff(*PAUSES_S)
         for attempt in range(1, self._tries + 1):
             self.start()
             for job, outcome in self._collect():
-                found[job[0]] = outcome
-                if _repeatable(outcome) and attempt < self._tries:
+                outcomes[job[0]] = outcome
+                if isinstance(outcome, Failure) and outcome.repeatable and attempt < self._tries:
                     self._waiting.append(job)
             if not self._waiting:
                 break
             time.sleep(pauses.next())
-        return found
+        return outcomes
 
     def cancel(self) -> None:
         """Gives up the calls that have not ended."""
@@ -264,14 +263,14 @@ def finish_all(calls: Mapping[str, Calls]) -> dict[str, dict[int, Any]]:
     Args:
         calls: of the terms, by name.
     """
-    beside = {name: one for name, one in calls.items() if one.beside}
-    for one in beside.values():
-        one.start()
+    beside = {name: of_term for name, of_term in calls.items() if of_term.beside}
+    for of_term in beside.values():
+        of_term.start()
     with ThreadPoolExecutor(max(1, len(beside))) as threads:
-        waiting = {name: threads.submit(one.finish) for name, one in beside.items()}
-        found = {name: one.finish() for name, one in calls.items() if name not in beside}
-        found |= {name: future.result() for name, future in waiting.items()}
-    return {name: found[name] for name in calls}
+        waiting = {name: threads.submit(of_term.finish) for name, of_term in beside.items()}
+        outcomes = {name: of_term.finish() for name, of_term in calls.items() if name not in beside}
+        outcomes |= {name: future.result() for name, future in waiting.items()}
+    return {name: outcomes[name] for name in calls}
 
 
 def head(response: str) -> str:
@@ -281,11 +280,11 @@ def head(response: str) -> str:
 
 def merged(defaults: Mapping[str, Any], node: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a node over their defaults, with those of nested nodes one by one."""
-    found = {**defaults, **node}
+    options = {**defaults, **node}
     for name, default in defaults.items():
-        if isinstance(default, Mapping) and isinstance(found[name], Mapping):
-            found[name] = merged(default, found[name])
-    return found
+        if isinstance(default, Mapping) and isinstance(options[name], Mapping):
+            options[name] = merged(default, options[name])
+    return options
 
 
 def build(
@@ -305,18 +304,14 @@ def build(
     """
     if options.workers in WORKERS:
         build_part = import_part(*WORKERS[options.workers], f"{key}.call.workers={options.workers}")
-        found: tuple[Term, Runner] = build_part(name, node, key, options, reading)
-        return found
+        built: tuple[Term, Runner] = build_part(name, node, key, options, reading)
+        return built
     term = build_term(node, key)
     if options.workers == "process":
         return term, ForkedPool(name, node, key, options.concurrency, options.deadline_s)
     if term.awaits:
         return term, LoopRunner(term, name, options.concurrency, options.deadline_s)
     return term, ThreadRunner(term, name) if term.threads else InlineRunner(term, name)
-
-
-def _repeatable(outcome: Any) -> bool:
-    return isinstance(outcome, Failure) and outcome.repeatable
 
 
 def _check_before(node: Mapping[str, Any], options: CallOptions, call: Mapping[str, Any], key: str) -> None:

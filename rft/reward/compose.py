@@ -270,13 +270,12 @@ class SumScoring(Scoring):
         self._added: set[int] = set()
 
     def add(self, number: int, response: str, row: Mapping[str, Any]) -> None:
-        """See `Scoring.add`: terms in worker processes, threads and on servers begin to score the response."""
+        """Terms in worker processes, threads and on servers begin to score the response."""
         self._added.add(number)
         for name in self._routes.terms(row):
             self._calls[name].add(number, response, row)
 
     def cancel(self) -> None:
-        """See `Scoring.cancel`."""
         for calls in self._calls.values():
             calls.cancel()
 
@@ -295,24 +294,24 @@ class SumScoring(Scoring):
         places: dict[str, list[int]] = {}  # the responses that each term scores
         raw: dict[str, Tensor] = {}
         numbers: dict[str, Tensor] = {}
-        for name, found in finish_all(self._calls).items():
+        for name, by_number in finish_all(self._calls).items():
             term, title = self._terms[name], f"the reward term {name!r}"
-            failed, places[name] = term.caller.failed, sorted(found)
-            outcomes = [found[number] for number in places[name]]
+            failed, places[name] = term.caller.failed, sorted(by_number)
+            outcomes = [by_number[number] for number in places[name]]
             scored = [responses[number] for number in places[name]]
             term.caller.report(outcomes, scored)
             values = [number_of(outcome) for outcome in outcomes]
             if failed != "stop":  # otherwise `_finite` names the row
                 values = [one if isinstance(one, Unscored) or is_score(one) else Unscored("no_score") for one in values]
-            known = _finite(title, [0.0 if isinstance(one, Unscored) else one for one in values], scored)
+            scores = _finite(title, [0.0 if isinstance(one, Unscored) else one for one in values], scored)
             for place, value in enumerate(values):
                 if isinstance(value, Unscored):
                     number = places[name][place]
                     unscored[number][name] = term.caller.reason(value)
                     whole_group[number] |= failed == "drop_group" and term.weight != 0
-                    known[place] = failed if isinstance(failed, float) else torch.nan
+                    scores[place] = failed if isinstance(failed, float) else torch.nan
             raw[name] = torch.full((len(responses),), torch.nan)
-            raw[name][places[name]] = known
+            raw[name][places[name]] = scores
             for other, column in further_numbers(outcomes, term.caller.numbers).items():
                 numbers[f"{name}/{other}"] = torch.full((len(responses),), torch.nan)
                 numbers[f"{name}/{other}"][places[name]] = torch.tensor(column)
@@ -325,14 +324,14 @@ class SumScoring(Scoring):
             if term.weight == 0:
                 continue
             value = raw[name] if term.clip is None else raw[name].clamp(*term.clip)
-            part = term.weight * value
+            weighted = term.weight * value
             if term.gate is not None:
                 gate = raw[term.gate]
-                part = torch.where(gate > 0, part, 0.0).masked_fill(gate.isnan(), torch.nan)
-            chosen = [number for number in places[name] if not part[number].isnan()]
+                weighted = torch.where(gate > 0, weighted, 0.0).masked_fill(gate.isnan(), torch.nan)
+            chosen = [number for number in places[name] if not weighted[number].isnan()]
             title = f"reward.terms.{name}.weight={term.weight}"
-            part[chosen] = _finite(title, part[chosen].tolist(), [responses[number] for number in chosen])
-            total[places[name]] += part[places[name]]
+            weighted[chosen] = _finite(title, weighted[chosen].tolist(), [responses[number] for number in chosen])
+            total[places[name]] += weighted[places[name]]
         return total
 
 
@@ -356,15 +355,12 @@ def _term(
     return WeightedTerm(caller, convert(node["weight"], float, f"{key}.weight"), gate, clip)
 
 
-def _finite(title: str, values: Any, responses: Sequence[str]) -> Tensor:
+def _finite(title: str, values: Sequence[Any], responses: Sequence[str]) -> Tensor:
     """The scores (N,) float32; raises a FunctionError with the title for what cannot be the scores of the responses."""
-    found = list(values) if isinstance(values, Sequence | Tensor) else [values]
-    if len(found) != len(responses):
-        raise FunctionError(f"{title} gave {len(found)} scores for {len(responses)} responses")
-    numbers = [as_number(value) for value in found]
+    numbers = [as_number(value) for value in values]
 
     def refuse(wrong: list[int], what: str) -> None:
-        shown = "; ".join(f"row {n}: {found[n]!r}, response {head(responses[n])}" for n in wrong[:3])
+        shown = "; ".join(f"row {n}: {values[n]!r}, response {head(responses[n])}" for n in wrong[:3])
         if wrong:
             raise FunctionError(f"{title} gave {len(wrong)} scores that are {what}: {shown}")
 

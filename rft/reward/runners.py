@@ -8,8 +8,7 @@ from typing import Any, ClassVar, TypeVar
 
 from rft.errors import FunctionError, naming
 from rft.remote.event_loop import EventLoop
-from rft.reward.failure import Failure, catching
-from rft.reward.term import RowTerm, Term, Unscored, is_tensor, values_of
+from rft.reward.term import Failure, RowTerm, Term, Unscored, catching, is_tensor, values_of
 
 T = TypeVar("T")
 Rows = Sequence[Mapping[str, Any]]
@@ -49,7 +48,6 @@ class InlineRunner(Runner):
         self._name = name
 
     def submit(self, responses: Sequence[str], rows: Rows) -> Future[Outcomes]:
-        """See `Runner.submit`."""
         done: Future[Outcomes] = Future()
         done.set_result(call(self._term, self._name, responses, rows))
         return done
@@ -69,11 +67,9 @@ class ThreadRunner(Runner):
         self._threads = ThreadPoolExecutor(term.threads, name)  # it starts threads as they are needed
 
     def submit(self, responses: Sequence[str], rows: Rows) -> Future[Outcomes]:
-        """See `Runner.submit`."""
         return self._threads.submit(call, self._term, self._name, responses, rows)
 
     def close(self) -> None:
-        """See `Runner.close`."""
         self._threads.shutdown(cancel_futures=True)
 
 
@@ -98,7 +94,6 @@ class AsyncRunner(Runner):
         """What the term returns for the responses of a call; a `Failure` where it returns nothing."""
 
     def submit(self, responses: Sequence[str], rows: Rows) -> Future[Outcomes]:
-        """See `Runner.submit`."""
         return self._begin(self._call(responses, rows))
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
@@ -108,14 +103,13 @@ class AsyncRunner(Runner):
 
     async def _call(self, responses: Sequence[str], rows: Rows) -> Outcomes:
         async with self._slots:
-            found = await self._found(responses, rows)
-        return outcomes(found, responses, self._name)
+            returned = await self._found(responses, rows)
+        return outcomes(returned, responses, self._name)
 
     def _late(self) -> Failure:
         return Failure("deadline", f"not done in deadline_s={self._deadline_s:g}")
 
     def close(self) -> None:
-        """See `Runner.close`."""
         if self._loop is not None:
             self._loop.close()
             self._loop = None
@@ -134,23 +128,23 @@ class LoopRunner(AsyncRunner):
         self._term = term
 
     async def _found(self, responses: Sequence[str], rows: Rows) -> Any:
-        found: Any = None
+        returned: Any = None
         with catching() as caught:
             async with asyncio.timeout(self._deadline_s) as limit:
-                found = await values_of(self._term, responses, rows)
-        return self._late() if limit.expired() else caught.failure or found
+                returned = await values_of(self._term, responses, rows)
+        return self._late() if limit.expired() else caught.failure or returned
 
 
 def call(term: Term, name: str, responses: Sequence[str], rows: Rows) -> Outcomes:
     """The outcomes of one call in this process; arguments and errors as in `outcomes`."""
-    found: Any = None
+    returned: Any = None
     with catching() as caught:
         if isinstance(term, RowTerm):  # its function names itself in an error
-            found = values_of(term, responses, rows)
+            returned = values_of(term, responses, rows)
         else:
             with naming(f"the reward term {name!r}", type(term).values):
-                found = values_of(term, responses, rows)
-    return outcomes(caught.failure or found, responses, name)
+                returned = values_of(term, responses, rows)
+    return outcomes(caught.failure or returned, responses, name)
 
 
 def outcomes(found: Any, responses: Sequence[str], name: str) -> Outcomes:

@@ -1,6 +1,16 @@
-"""The base classes of reward terms; the yaml names a term's class by `_target_`."""
+"""The base classes of reward terms; the yaml names a term's class by `_target_`. And the registry of functions.
+
+A function is f(response, row, *, options) -> float. It receives the text of the response without the prompt, and the
+row of the data set. Facts: `reads`, the fields of the row that it needs; `extract`, f(response, options) -> str or
+None, the answer in a response: equal answers have equal texts, for a majority vote; `gold`, f(row, options), which
+raises a ValueError if no response can be right: the run calls it for every row before it loads a model; `writes`,
+f(row, options) -> list of texts, right responses in several writings; `others`, the score of such a response on a row
+with another answer, see `Term`. mode=verify checks the last two. `thoughts` and `opening` say which part of a response
+with thoughts the function gets, see `Term`. `tool_calls` is the format of the tool calls that it reads, see `Term`.
+"""
 
 import asyncio
+import builtins
 import math
 import sys
 from abc import ABC, abstractmethod
@@ -9,17 +19,35 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rft.batch.row_fields import row_of_user
+from rft.errors import FunctionError
+from rft.registry import Plugin, Registry
 from rft.sanitize import Names
 
 if TYPE_CHECKING:  # worker processes start without torch
     import torch
 
     from rft.distributed import World
-    from rft.registry import Plugin
     from rft.strategy.base import Strategy
 
 LARGEST_SCORE = 1e15  # the sum of the squares of a hundred million such scores is a float32 number
 Offload = Literal["cpu", "disk"] | None  # where the weights of a reward model are while it does not compute
+REASONS = frozenset(  # that the run itself gives
+    {"deadline", "worker_died", "no_workers", "memory", "output", "bad_answer", "none", "no_score"}
+    | {"unreachable", "refused", "bad_response", "circuit_open"}
+    | {name for name, value in vars(builtins).items() if isinstance(value, type)}
+)
+REWARDS = Registry(
+    "reward",
+    functions=("extract", "gold", "writes"),
+    reads=(),
+    extract=None,
+    gold=None,
+    writes=None,
+    others="zero",
+    thoughts="keep",
+    opening=None,
+    tool_calls=None,
+)
 
 
 @dataclass(frozen=True)
@@ -69,8 +97,13 @@ class Term(ABC):
     collective: bool = False
     thoughts: Literal["keep", "skip", "show"] = "keep"
     opening: str | None = None
-    tool_calls: "Plugin | None" = None
+    tool_calls: Plugin | None = None
     others: Literal["zero", "less", "any"] = "zero"
+
+    def state_as(self, other: "Term") -> None:
+        """States the same of rows and responses as another term, whose values this one gets elsewhere."""
+        self.reads, self.extracts, self.others = other.reads, other.extracts, other.others
+        self.thoughts, self.opening, self.tool_calls = other.thoughts, other.opening, other.tool_calls
 
     def check(self) -> None:
         """Checks that what the term will load exists, before any model is loaded.
@@ -131,9 +164,8 @@ class RowTerm(Term):
         """The value of one response; see `Term.values`."""
 
     def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Any:
-        """See `Term.values`."""
-        found = [self.value(response, row) for response, row in zip(responses, rows, strict=True)]
-        return _await_all(found) if self.awaits else found
+        values = [self.value(response, row) for response, row in zip(responses, rows, strict=True)]
+        return _await_all(values) if self.awaits else values
 
 
 def values_of(term: Term, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -162,14 +194,14 @@ def further_numbers(outcomes: Sequence[Any], names: Names) -> dict[str, list[flo
     Args:
         names: of the term, as metrics have them.
     """
-    found: dict[str, list[float]] = {}
+    columns: dict[str, list[float]] = {}
     for number, outcome in enumerate(outcomes):
         for name, value in outcome.items() if isinstance(outcome, Mapping) else ():
-            if name == "score" or (known := as_number(value)) is None:
+            if name == "score" or (further := as_number(value)) is None:
                 continue
             if (spelled := names.spell(name)) is not None:
-                found.setdefault(spelled, [math.nan] * len(outcomes))[number] = known
-    return found
+                columns.setdefault(spelled, [math.nan] * len(outcomes))[number] = further
+    return columns
 
 
 def is_score(value: Any) -> bool:
@@ -188,3 +220,59 @@ def as_number(value: Any) -> float | None:
         return math.inf
     except (TypeError, ValueError, RuntimeError):
         return None
+
+
+@dataclass(frozen=True)
+class Failure(Unscored):
+    """In place of a score: a call that raised an error.
+
+    Attributes:
+        message: the error, with the line of the user's function.
+        error: itself, where it was raised in this process.
+        repeatable: the same call may succeed when it is repeated.
+    """
+
+    message: str
+    error: Exception | None = None
+    repeatable: bool = True
+
+
+class CollectiveError(RuntimeError):
+    """A rank left a collective by an error while others wait. It ends the run for every value of `call.failed`."""
+
+
+class leaving_collective:
+    """An error that is raised in the block becomes a `CollectiveError`."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, Exception):
+            raise CollectiveError(f"{type(error).__name__}: {error}") from error
+
+
+class catching:
+    """Keeps the error that is raised in the block: a function may raise anything, and its caller decides about it.
+
+    A `CollectiveError` is not kept.
+
+    Attributes:
+        failure: None if the block has raised nothing.
+    """
+
+    failure: Failure | None = None
+
+    def __enter__(self) -> "catching":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool:
+        if error is not None and any(isinstance(one, CollectiveError) for one in (error, error.__cause__)):
+            return False
+        if isinstance(error, SystemExit):
+            self.failure = Failure("SystemExit", f"SystemExit: {error}")
+        elif isinstance(error, FunctionError):  # it names the user's function and its line already
+            cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+            self.failure = Failure(type(cause).__name__, str(error), cause)
+        elif isinstance(error, Exception):
+            self.failure = Failure(type(error).__name__, f"{type(error).__name__}: {error}", error)
+        return self.failure is not None

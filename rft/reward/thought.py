@@ -10,8 +10,7 @@ from rft.batch.thoughts import MARKS, behind_thought
 from rft.data.encode.parts import text_of
 from rft.data.tool_calls import without_thoughts
 from rft.registry import Plugin, convert
-from rft.reward.registry import REWARDS
-from rft.reward.term import Term
+from rft.reward.term import REWARDS, Term
 
 # Keys of the reward, which a term overrides, with their types.
 OPTIONS: dict[str, Any] = {"reasoning": list[str], "prompt_opens": bool, "include_prefill": bool}

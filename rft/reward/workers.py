@@ -9,11 +9,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from rft.errors import prefixed
 from rft.reward import REWARDS
-from rft.reward.build import build_term
-from rft.reward.failure import Failure, catching
+from rft.reward.function import build_term
 from rft.reward.runners import AsyncRunner, Rows
-from rft.reward.term import Term, values_of
+from rft.reward.term import Failure, Term, catching, values_of
 from rft.worker.worker import ForkServer, Work, Worker, WorkerLost
 
 START_S = 120.0  # a fork server that has not built the term by then does not answer
@@ -50,14 +50,14 @@ class WorkerPool(AsyncRunner):
         except WorkerLost as error:
             return Failure(error.reason, str(error))
         try:
-            found, again = await self._exchange(worker, job)
+            value, again = await self._exchange(worker, job)
         except WorkerLost as error:
             return self._late() if error.reason == "deadline" else Failure(error.reason, str(error))
         if again:
             self._idle.append(worker)
         else:
             worker.end()
-        return found
+        return value
 
     async def _started(self) -> Worker:
         """A new worker; raises a WorkerLost if there can be none."""
@@ -67,7 +67,6 @@ class WorkerPool(AsyncRunner):
             raise WorkerLost("no_workers", str(error)) from error
 
     def close(self) -> None:
-        """See `Runner.close`."""
         super().close()
         while self._idle:
             self._idle.pop().end()
@@ -91,10 +90,8 @@ class ForkedPool(WorkerPool):
         self._server = ForkServer(title, prepare_term, given, {"OMP_NUM_THREADS": "1"}, start_s=START_S)
 
     def _start(self) -> Worker:
-        try:
+        with prefixed(f"the fork server of {self._key} ended: "):
             return self._server.fork()
-        except ValueError as error:
-            raise ValueError(f"the fork server of {self._key} ended: {error}") from error
 
     async def _exchange(self, worker: Worker, job: bytes) -> tuple[Any, bool]:
         answer = await worker.call(job, self._deadline_s)
@@ -104,7 +101,6 @@ class ForkedPool(WorkerPool):
             return Failure("bad_answer", f"the run cannot read the value: {error}"), True
 
     def close(self) -> None:
-        """See `Runner.close`."""
         super().close()
         self._server.close()
 
@@ -128,9 +124,9 @@ def prepare_term(module: str | None, node: dict[str, Any], key: str) -> Work:
 
 
 def _pickled_score(term: Term, responses: Sequence[str], rows: Rows) -> bytes:
-    found = score(term, responses, rows)
+    values = score(term, responses, rows)
     try:
-        return pickle.dumps(found)
+        return pickle.dumps(values)
     except (TypeError, ValueError, AttributeError, pickle.PicklingError) as error:
         return pickle.dumps(Failure(type(error).__name__, f"the value cannot be sent: {error}"))
 

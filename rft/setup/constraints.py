@@ -6,7 +6,6 @@ A check raises a ValueError, or yields a message for every mistake. `rft.setup.c
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from rft.algorithm.options import AlgorithmOptions
 from rft.batch.encoded import MediaFacts
 from rft.data.base import GivenTexts, SourceFacts, given_texts
 from rft.data.rows.mixture import Mixture
-from rft.errors import did_you_mean
+from rft.errors import did_you_mean, prefixed
 from rft.evaluation import generation, loss
 from rft.evaluation.base import other_name
 from rft.evaluation.preference import PairEvaluator, ScoreEvaluator
@@ -274,15 +273,6 @@ def check_eval_sampling(rollout: Rollout, evaluation: Eval, engine: Target) -> N
     if evaluation.samples:
         with prefixed("eval."):
             engine.factory.check_sampling(evaluation.sampling(rollout), logprobs=False)
-
-
-@contextmanager
-def prefixed(node: str) -> Iterator[None]:
-    """Puts the node in front of the option with which a ValueError begins."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{node}{error}") from error
 
 
 def check_head(

@@ -15,8 +15,8 @@ from rft.data.fingerprint import fingerprint
 from rft.data.rows.lazy import Row, Rows, located
 from rft.data.rows.stream import RowFilter, StreamedRows, check_room
 from rft.distributed import SINGLE_PROCESS
-from rft.errors import Checks
-from rft.setup.constraints import check_lengths, prefixed
+from rft.errors import Checks, prefixed
+from rft.setup.constraints import check_lengths
 from rft.setup.schema import Run
 
 

@@ -15,7 +15,7 @@ from fuzzing.pieces import changed
 from rft.remote.http_client import BadResponse, ServerClient
 from rft.reward.models.grade import Grade
 from rft.reward.services.judge_server import verdict_text
-from rft.reward.services.protocols import Mapped, NemoGym, OpenRLHF, Rft
+from rft.reward.services.protocol import Mapped, NemoGym, OpenRLHF, Rft
 from rft.reward.term import Unscored
 from rft.rollout.server.prompt_logprobs import Text, TokenLogprobs
 from rft.rollout.server.server_api import Sampled

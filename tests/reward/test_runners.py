@@ -7,9 +7,8 @@ import pytest
 from rft import waits
 from rft.errors import FunctionError
 from rft.reward.call import Calls
-from rft.reward.failure import CollectiveError, Failure, leaving_collective
 from rft.reward.runners import InlineRunner, LoopRunner, ThreadRunner, call, outcomes
-from rft.reward.term import RowTerm, Term
+from rft.reward.term import CollectiveError, Failure, RowTerm, Term, leaving_collective
 from tests.conftest import SOON_S
 from tests.reward import user_functions
 from tests.reward.reward_of import reward_of

@@ -15,15 +15,14 @@ from transformers import PreTrainedTokenizerBase
 
 from rft.batch.encoded import EncodedText, MediaFacts
 from rft.batch.thoughts import PromptThoughts
-from rft.data.encode.continuation import Continuation
 from rft.data.encode.masks import answers, check_turns, check_unmarked, conversation, join, no_prompt, text_fates
 from rft.data.encode.parts import SHOWN, beginning, text_of
 from rft.data.encode.processor import MediaProcessor, Parts, RichText, refuse_media
 from rft.data.encode.templates import ChatTemplate, Messages
+from rft.data.encode.tokenizer import Continuation, UnknownCharacters
 from rft.data.encode.truncation import Overlong, PromptLimit, TextLimit
-from rft.data.encode.unknown import UnknownCharacters
 from rft.data.rows.lazy import Rows, located, place
-from rft.data.rows.text.base import read_text
+from rft.data.rows.text_files import read_text
 
 TrainOn = Literal["response", "assistant", "last", "all"]
 Example = tuple[EncodedText, list[float]]  # T tokens, and what each of them counts in the loss
@@ -161,9 +160,9 @@ class Encoder:
             raise ValueError(f"the prompt (it begins {beginning(row['prompt'])!r}) has {limit.refusal(len(prompt))}")
         return prompt if limit is None else limit.cut_prompt(prompt)
 
-    def example(self, row: Mapping[str, Any], overlong: Overlong | None = None) -> tuple[EncodedText, list[bool]]:
+    def example(self, row: Mapping[str, Any]) -> tuple[EncodedText, list[bool]]:
         """`weighted_example` with T flags that are True where the token trains; a weight but 0 and 1 is refused."""
-        ids, weights = self.weighted_example(row, overlong)
+        ids, weights = self.weighted_example(row)
         if not {*weights} <= {0, 1}:
             raise ValueError("a message of the assistant has a weight, which this source of batches does not read")
         return ids, list(map(bool, weights))
@@ -306,7 +305,7 @@ class Encoder:
         text, turns = answers(chat, tools, messages, first, last, begun)
         rich = RichText(text, media)
         if self._train_on == "all":
-            check_unmarked(messages, "data.train_on=all trains every token alike")
+            check_unmarked(messages)
             ids = self.tokenize([rich])[0]
             return ids, [0.0] + [1.0] * (len(ids) - 1)
         places, fates = check_turns(turns, messages, chat, self._scored)

@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 
 from rft.conditions import fields_of
 from rft.data.base import GivenTexts, SourceContext
-from rft.data.encode import continuation, masks, parts, processor, templates, truncation
 from rft.data.encode import encoder as encode
-from rft.data.encode.cache import digest, recall, remember
+from rft.data.encode import masks, parts, processor, templates, tokenizer, truncation
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.media import audio
 from rft.data.encode.media import files as media_files
 from rft.data.encode.truncation import PromptLimit, TextLimit, TextTokens
+from rft.data.fingerprint import digest, recall, remember
 from rft.data.processes import CHUNK, in_chunks
 from rft.data.rows.lazy import Row, Rows, located, place, subset
 from rft.data.rows.mixture import Mixed
@@ -156,7 +156,7 @@ class Lengths:
         with TemporaryDirectory() as folder:
             self._encoder.save(Path(folder))
             files = [(path.name, path.read_bytes()) for path in sorted(Path(folder).rglob("*")) if path.is_file()]
-        modules = (encode, continuation, masks, audio, media_files, parts, processor, templates, truncation)
+        modules = (encode, masks, audio, media_files, parts, processor, templates, tokenizer, truncation)
         code = [Path(inspect.getfile(module)).read_bytes() for module in modules]
         used = self._encoder.processor
         sent = None if used is None else (used.keeps_raw, used.sends_padded)
@@ -169,8 +169,8 @@ def _state(kind: str, value: Any) -> Any:
         return [_state(kind, frame) for frame in value]
     if not isinstance(value, str) or not os.path.isfile(value):
         return value
-    found = os.stat(value)
-    return value, found.st_size, found.st_mtime_ns
+    state = os.stat(value)
+    return value, state.st_size, state.st_mtime_ns
 
 
 def _interleave(shares: Sequence[Sequence[Item]]) -> list[Item]:

@@ -233,14 +233,13 @@ def _name_unknown(name: str) -> None:
     )  # fmt: skip
 
 
-def check_unmarked(messages: Messages, why: str) -> None:
-    """Raises ValueError where a message of the assistant has another weight than 1.
-
-    Args:
-        why: no message can have one, for the error.
-    """
+def check_unmarked(messages: Messages) -> None:
+    """Raises ValueError where a message of the assistant has another weight than 1, and all tokens train."""
     if any(weight_of(message) != 1 for message in messages if message["role"] == "assistant"):
-        raise ValueError(f"{why}, and an answer of this row is marked ({', '.join(MARKS)}); remove the mark")
+        raise ValueError(
+            f"data.train_on=all trains every token alike, and an answer of this row is marked ({', '.join(MARKS)}); "
+            "remove the mark"
+        )
 
 
 def conversation(value: Any, what: str) -> list[dict[str, Any]]:

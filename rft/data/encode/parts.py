@@ -8,8 +8,7 @@ list of images.
 
 import base64
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,16 +18,16 @@ import numpy as np
 
 from rft.data.encode.media.audio import samples_of
 from rft.data.encode.media.files import data_url, file_of, small_file
+from rft.errors import prefixed
 
 Messages = list[dict[str, Any]]
 
 KINDS = ("image", "audio", "video")
-SHOWN = 60  # characters of a row that a message quotes
 COLUMNS = {f"{kind}{plural}": kind for kind in KINDS for plural in ("", "s")}  # of TRL, verl, OpenRLHF and LLaVA
 TYPES = {f"{kind}{url}": kind for kind in KINDS for url in ("", "_url")} | {"input_audio": "audio"}  # and of OpenAI
 MESSAGES = ("prompt", "response", "chosen", "rejected", "messages", "completion")  # fields that may have content parts
 LONGEST_PATH = 1000  # characters of a path that a message quotes
-SHOWN = 120  # characters of another value
+SHOWN = 120  # characters of another value, and of a row
 
 
 def normalize_media(row: Mapping[str, Any], folder: Path | None, prompt: str = "prompt") -> dict[str, Any]:
@@ -47,19 +46,19 @@ def normalize_media(row: Mapping[str, Any], folder: Path | None, prompt: str = "
         ValueError: the prompt has not as many places as there are media, a path is not that of a local file, or a value
             is of an unknown form; names the field.
     """
-    found = {name: value for name, value in row.items() if name not in COLUMNS}
+    normal = {name: value for name, value in row.items() if name not in COLUMNS}
     columns = {}
-    for name, kind in COLUMNS.items() if len(found) < len(row) else ():
+    for name, kind in COLUMNS.items() if len(normal) < len(row) else ():
         if values := _listed(row.get(name)):
-            with _named(name):
+            with prefixed(f"the field {name!r}: "):
                 columns[name] = [_value(value, kind, folder) for value in values]
     if columns:
-        found |= _placed(found, columns, prompt)
+        normal |= _placed(normal, columns, prompt)
     for field in dict.fromkeys((prompt, *MESSAGES)):
-        if isinstance(found.get(field), list) and _is_chat(found[field]):
-            with _named(field):
-                found[field] = [_normalized(message, folder) for message in found[field]]
-    return found
+        if isinstance(normal.get(field), list) and _is_chat(normal[field]):
+            with prefixed(f"the field {field!r}: "):
+                normal[field] = [_normalized(message, folder) for message in normal[field]]
+    return normal
 
 
 def media_of(messages: Any) -> list[tuple[str, Any]]:
@@ -155,7 +154,7 @@ def _placed(row: Mapping[str, Any], columns: dict[str, list[Any]], prompt: str) 
         raise ValueError(f"the fields {names} are of the same kind; keep one of them")
     new = old
     for name in reversed(columns):  # without markers, each is put before those that were put in
-        with _named(name):
+        with prefixed(f"the field {name!r}: "):
             new = _filled(new, COLUMNS[name], columns[name], field)
     placed = {field: new}
     if _is_chat(row.get("messages")):  # a schema gives both fields the same messages
@@ -176,11 +175,11 @@ def _filled(messages: Messages, kind: str, values: list[Any], field: str) -> Mes
             "numbers must be equal"
         )
     left = iter(values)
-    found = []
+    filled = []
     for message in messages:
         parts = [{"type": kind, kind: next(left)} if _is_open(part, kind) else part for part in _parts(message)]
-        found.append(message | {"content": parts} if _places([message], kind) else message)
-    return found
+        filled.append(message | {"content": parts} if _places([message], kind) else message)
+    return filled
 
 
 def _places(messages: Messages, kind: str) -> int:
@@ -302,20 +301,20 @@ def _from_place(place: str, folder: Path | None) -> str | bytes:
         path = Path(place).expanduser()
     if folder is None and not path.is_absolute():
         raise ValueError(f"{place!r:.{SHOWN}} is a relative path, and the row is of no folder; give an absolute path")
-    found = os.path.abspath(path if folder is None else folder / path)
-    if not os.path.isfile(found):
-        raise ValueError(f"there is no file {found:.{LONGEST_PATH}}; correct the path {place!r:.{SHOWN}}")
-    return found
+    path_of_file = os.path.abspath(path if folder is None else folder / path)
+    if not os.path.isfile(path_of_file):
+        raise ValueError(f"there is no file {path_of_file:.{LONGEST_PATH}}; correct the path {place!r:.{SHOWN}}")
+    return path_of_file
 
 
 def _from_base64(data: Any) -> bytes:
     try:
-        found = base64.b64decode("".join(data.split()), validate=True) if isinstance(data, str) else b""
+        content = base64.b64decode("".join(data.split()), validate=True) if isinstance(data, str) else b""
     except ValueError as error:
         raise ValueError(f"{data!r:.{SHOWN}} is not base64 ({error})") from error
-    if not found:
+    if not content:
         raise ValueError(f"{data!r:.{SHOWN}} is not base64 of one byte or more")
-    return found
+    return content
 
 
 def _listed(value: Any) -> list[Any]:
@@ -323,15 +322,6 @@ def _listed(value: Any) -> list[Any]:
     if isinstance(value, list | tuple):
         return list(value)
     return [] if value is None or (isinstance(value, str | Mapping) and not value) else [value]
-
-
-@contextmanager
-def _named(field: str) -> Iterator[None]:
-    """Puts the name of a field before the message of a ValueError."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"the field {field!r}: {error}") from error
 
 
 def _is_chat(value: Any) -> bool:

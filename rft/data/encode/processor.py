@@ -173,7 +173,7 @@ class MediaProcessor:
         encoded = self._encoded(self._outputs(rich.text, opened))
         if self.keeps_raw and opened:
             rate = self.sampling_rate if "audio" in opened else 0
-            encoded.raw = RawText(self._unexpanded(rich.text), opened, rate)
+            encoded.raw = RawText(self._tokenized(rich.text), opened, rate)
         return encoded
 
     def _check_sent(self, media: Parts) -> None:
@@ -195,8 +195,7 @@ class MediaProcessor:
         """
         whole = self.encode(rich)
         start = max(match.end() for match in self._slots_in(rich.text))  # no token crosses the end of a slot
-        found = self._processor.tokenizer([rich.text[start:cut] for cut in cuts], add_special_tokens=False).input_ids
-        ends = [self._spell(ids) for ids in found]
+        ends = [self._tokenized(rich.text[start:cut]) for cut in cuts]
         size = len(whole) - len(ends[-1])
         if whole[size:] != ends[-1] or any(any(whole.column(name)[size:]) for name in self.columns):
             # such as where a tokenizer drops white space behind a slot
@@ -221,7 +220,7 @@ class MediaProcessor:
         """The ids with the plain characters of quoted placeholders."""
         return [token for own in ids for token in self._spelled.get(own, [own])]
 
-    def _unexpanded(self, text: str) -> list[int]:
+    def _tokenized(self, text: str) -> list[int]:
         """The token ids of a text with its slots as they are."""
         return self._spell(self._processor.tokenizer(text, add_special_tokens=False).input_ids)
 
@@ -230,9 +229,9 @@ class MediaProcessor:
         opened: dict[str, list[Any]] = {}
         for kind, value in rich.media:
             opened.setdefault(kind, []).append(self._open(kind, value))
-        if (found := self.count(rich.text)) != len(rich.media):
+        if (places := self.count(rich.text)) != len(rich.media):
             raise ValueError(
-                f"the rendered text has {found} places for {len(rich.media)} media; data.template writes some of them "
+                f"the rendered text has {places} places for {len(rich.media)} media; data.template writes some of them "
                 "not at all, or twice"
             )
         return opened
@@ -360,11 +359,11 @@ def placeholder_tokens(processor: "ProcessorMixin") -> dict[str, str]:
 
 def slots_of_template(processor: "ProcessorMixin", kinds: Sequence[str]) -> dict[str, str]:
     """What the chat template of a processor writes for each type of media; its placeholder where it has no template."""
-    found = {}
+    slots = {}
     for kind in kinds:
-        found[kind] = placeholder_tokens(processor)[kind]
+        slots[kind] = placeholder_tokens(processor)[kind]
         if processor.chat_template is not None:
             parts = [{"type": "text", "text": "before"}, {"type": kind}, {"type": "text", "text": "behind"}]
             text = processor.apply_chat_template([{"role": "user", "content": parts}], tokenize=False)
-            found[kind] = text.partition("before")[2].partition("behind")[0]
-    return found
+            slots[kind] = text.partition("before")[2].partition("behind")[0]
+    return slots

@@ -12,9 +12,9 @@ from jinja2 import TemplateError, meta
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from rft.data.rows.text.base import read_text
+from rft.data.rows.text_files import read_text
 from rft.data.strict_json import value_of
-from rft.errors import did_you_mean
+from rft.errors import did_you_mean, prefixed
 from rft.sanitize import one_line
 
 if TYPE_CHECKING:  # worker processes of reward rules start without transformers
@@ -84,8 +84,7 @@ class ChatTemplate:
         self.special = {
             token: self.added[token] for token, added in tokenizer.added_tokens_decoder.items() if added.special
         }
-        added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-        special = sorted({*tokenizer.all_special_tokens, *added}, key=len, reverse=True)
+        special = sorted({*tokenizer.all_special_tokens, *self.special.values()}, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special)))
         self._end_text = self._find_end()
         ends = (self._end_text or tokenizer.eos_token, self._find_call_end())
@@ -124,7 +123,7 @@ class ChatTemplate:
         try:
             text = str(
                 self.tokenizer.apply_chat_template(
-                    [self._wrapped(self._without_end(self._with_calls(message))) for message in messages],
+                    [self._prepared(message) for message in messages],
                     tools=tools,
                     add_generation_prompt=answering and not continued,
                     continue_final_message=continued,
@@ -150,10 +149,8 @@ class ChatTemplate:
             ValueError: they are of another form, or the template ignores tools.
         """
         if isinstance(tools, str):  # tables can hold schemas of different rows only as text
-            try:
+            with prefixed(f"{what} is not JSON: "):
                 tools = value_of(tools)
-            except ValueError as error:
-                raise ValueError(f"{what} is not JSON: {error}") from error
         if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
             raise ValueError(f"{what}: expected a list of tool schemas as {{type: function, function: ...}}")
         if not self.takes_tools:
@@ -183,14 +180,14 @@ class ChatTemplate:
             ValueError: there is no such token.
         """
         plain = turn.endswith(self._tail)
-        found = list(self._special.finditer(turn, len(turn) - len(self._tail) if plain else 0))
-        if not found:
+        ends = list(self._special.finditer(turn, len(turn) - len(self._tail) if plain else 0))
+        if not ends:
             raise ValueError(
                 f"data.template={self.name} does not end answers with a special token of the tokenizer, so a "
                 "model trained with it would not stop; give answers as texts, which end with the tokenizer's end "
                 "token, or the path of a template that ends them with {{ eos_token }}"
             )
-        return found[0 if plain else -1].end()
+        return ends[0 if plain else -1].end()
 
     @cached_property
     def cure(self) -> str:
@@ -226,12 +223,6 @@ class ChatTemplate:
                 )
         return dict(arguments)
 
-    def _without_end(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        content = message.get("content")
-        if message.get("role") != "assistant" or not isinstance(content, str):
-            return message
-        return {**message, "content": content.removesuffix(self._end_text)}
-
     @property
     def writes_calls(self) -> bool:
         """Whether the template writes the calls of tools in an answer."""
@@ -245,40 +236,41 @@ class ChatTemplate:
                 "tool_calls; choose a template that writes them, such as chatml, or write the calls as content"
             )
 
-    def _with_calls(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The message with the arguments of its calls as the template takes them: objects, or their JSON texts.
+    def _prepared(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The message as the template takes it: the arguments of its calls are objects or their JSON texts, and an
+        answer has no end token.
 
         Raises:
             ValueError: arguments are no JSON object.
         """
-        calls = message.get("tool_calls")
-        if not calls or self._probes:
-            return message
-        form = _as_text if self._call_form == "text" else _as_object
-        return {**message, "tool_calls": [_with_arguments(call, form) for call in calls]}
+        changed: dict[str, Any] = {}
+        if message.get("tool_calls") and not self._probes:
+            form = _as_text if self._call_form == "text" else _as_object
+            changed["tool_calls"] = [_with_arguments(call, form) for call in message["tool_calls"]]
+        content = message.get("content")
+        if isinstance(content, str):
+            if message.get("role") == "assistant":
+                content = content.removesuffix(self._end_text)
+            changed["content"] = [{"type": "text", "text": content}] if self._wraps else content
+        return {**message, **changed}
 
     @cached_property
     def _call_form(self) -> Literal["object", "text", "none"]:
         """How the template takes the arguments of a call: as an object; as a JSON text, where it writes an object as
         Python does, or not at all; "none" where it leaves out calls."""
-        self._probes, found = True, {}
+        self._probes, texts = True, {}
         probes: tuple[dict[str, Any] | str, ...] = ({"x": "value"}, '{"x": "value"}')
         for form, arguments in zip(("object", "text"), probes, strict=True):
             try:
-                found[form] = self.render([QUESTION, _calls(1, arguments)], None, False)
+                texts[form] = self.render([QUESTION, _calls(1, arguments)], None, False)
             except ValueError:
                 continue
         self._probes = False
-        if "value" in found.get("object", "") and "{'x'" not in found["object"]:
+        if "value" in texts.get("object", "") and "{'x'" not in texts["object"]:
             return "object"
-        if "value" in found.get("text", ""):
+        if "value" in texts.get("text", ""):
             return "text"
-        return "none" if found else "object"  # a template that renders neither says why
-
-    def _wrapped(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        content = message.get("content")
-        wraps = self._wraps and isinstance(content, str)
-        return {**message, "content": [{"type": "text", "text": content}]} if wraps else message
+        return "none" if texts else "object"  # a template that renders neither says why
 
     def _find_end(self) -> str:
         """The first special token after a plain answer, else the one that the next message begins with; or empty."""
@@ -357,12 +349,12 @@ def _as_object(arguments: Any, name: str) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        found = value_of(arguments)
+        value = value_of(arguments)
     except ValueError as error:
         raise ValueError(f"the arguments of a call of {name} are no JSON ({error}): {arguments!r:.60}") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ValueError(f"the arguments of a call of {name} are no JSON object: {arguments!r:.60}")
-    return found
+    return value
 
 
 def _as_text(arguments: Any, name: str) -> str:

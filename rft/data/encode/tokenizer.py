@@ -1,16 +1,26 @@
 """Tokenizers: one of characters, one that is trained on the data, and any that transformers can load.
 
-All have an end token and a padding token. `AutoTokenizer` restores them after `save_pretrained`.
+All have an end token and a padding token. `AutoTokenizer` restores them after `save_pretrained`. What tokenizers differ
+in: some have no token for a character (`UnknownCharacters`), some write a blank before a text (`Continuation`).
 """
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from rft.batch.encoded import EncodedText
+from rft.data.encode.parts import SHOWN
+from rft.data.encode.processor import RichText
 from rft.data.rows.sources import require
-from rft.data.rows.text.json_files import json_lines
+from rft.data.rows.text_files import json_lines
 from rft.errors import without_code
 
 PAD, END, UNKNOWN = "<pad>", "<eos>", "<unk>"
+BLANKS = ("▁", "Ġ")  # how tokens of Metaspace and of byte-level tokenizers begin that stand for a blank
+NEUTRAL = ("\n", "=", "a", "0")  # a tokenizer may drop one of them, or merge it with the text
 
 
 def characters(*, alphabet: str) -> PreTrainedTokenizerBase:
@@ -102,3 +112,124 @@ def _wrap(tokenizer: Tokenizer, **special: str) -> PreTrainedTokenizerBase:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, clean_up_tokenization_spaces=False, **special
     )
+
+
+class UnknownCharacters:
+    """Finds characters without a token in texts: to the model, texts that differ in them alone are equal.
+
+    It finds them by the unknown token, which stands for all of them.
+
+    Args:
+        tokenizer: of the texts. One whose unknown token ends or pads texts, too, as of byte-level BPE, has a token for
+            every character.
+        scored: a score is trained on texts, and no answer.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, scored: bool = False) -> None:
+        self._scored = scored
+        unknown = tokenizer.unk_token_id
+        others = (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id)
+        self._unknown = None if unknown in others else unknown
+        self._tokenizer = tokenizer
+        self._said = False
+
+    def warn(self, text: str, ids: Sequence[int], where: str) -> None:
+        """Logs the first character that has no token, once.
+
+        Args:
+            text: with the tokens `ids`.
+            where: the place of the row.
+        """
+        if not self._said and self._unknown in ids and (shown := self._first([text])):
+            self._said = True
+            logging.getLogger(__name__).warning(
+                "%s: the tokenizer has no token for %s, which becomes %s, so texts that differ in such characters "
+                "alone are equal; other rows with such characters are not named",
+                where, shown, self._tokenizer.unk_token,
+            )  # fmt: skip
+
+    def check(self, row: Mapping[str, Any], ids: Sequence[int], weights: Sequence[float]) -> None:
+        """Refuses an answer with such a character, and logs one that does not train, as `warn`.
+
+        Args:
+            row: with the fields `prompt` and `response`.
+            ids: T tokens.
+            weights: T weights, 0 where a token does not train.
+
+        Raises:
+            ValueError: names the character and the cure.
+        """
+        if self._unknown not in ids:
+            return
+        prompt, response = row.get("prompt"), row["response"]
+        trains = not self._scored and any(
+            weight and token == self._unknown for token, weight in zip(ids, weights, strict=True)
+        )
+        if trains and (shown := self._first(_texts([response, prompt]))):
+            raise ValueError(
+                f"the tokenizer has no token for {shown} of an answer, which would train {self._tokenizer.unk_token}; "
+                "remove the row, or choose a tokenizer that has the character"
+            )
+        text = "".join(_texts([prompt, response]))
+        self.warn(text, ids, f"the row that begins {text[:SHOWN]!r}")
+
+    def _first(self, texts: Iterable[str]) -> str | None:
+        """The first character without a token, as messages show it; None where the template alone has such."""
+        text = "".join(texts)
+        for special in self._tokenizer.all_special_tokens:  # the unknown token itself may stand in a text
+            text = text.replace(special, "")
+        characters = list(dict.fromkeys(text))
+        tokens = self._tokenizer(characters, add_special_tokens=False).input_ids if characters else []
+        unknown = (one for one, ids in zip(characters, tokens, strict=True) if self._unknown in ids)
+        return next((f"{one!r} (U+{ord(one):04X})" for one in unknown), None)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in a value, at every depth, but for the roles of messages."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from () if name == "role" else _texts(item)
+
+
+class Continuation:
+    """Tokenizes texts that continue another one, without the blank that some tokenizers write before a text.
+
+    Tokenizers in the manner of SentencePiece (Llama 2, Mistral, T5) turn `Yes` into `▁Yes`: a text begins with a word.
+    Behind the tokens of `2+2=` that would be a blank that no text has. Such a tokenizer gets the text behind a neutral
+    one, whose tokens are cut off.
+
+    Args:
+        tokenizer: of the run. One that writes no blank before a text gets the texts as they are.
+        tokenize: the tokens of texts that stand alone.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, tokenize: Callable[[Sequence[RichText]], list[EncodedText]]
+    ) -> None:
+        self._tokenize = tokenize
+        first = tokenizer.convert_ids_to_tokens(tokenizer("a", add_special_tokens=False).input_ids[:1])
+        self._writes_blank = any(token.startswith(BLANKS) for token in first)
+        self._added = {token: added.content for token, added in tokenizer.added_tokens_decoder.items()}
+
+    def __call__(self, texts: Sequence[RichText], behind: int | None = None) -> list[EncodedText]:
+        """The tokens of each text.
+
+        Args:
+            behind: the token before the text, behind which the tokenizer may begin a word: an added one. None, or
+                another token: the text continues a text.
+        """
+        if not self._writes_blank:
+            return self._tokenize(texts)
+        before = NEUTRAL if behind not in self._added else (self._added[behind],)
+        heads = self._tokenize([RichText(text) for text in before])
+        return [self._cut(rich, list(zip(before, heads, strict=True))) for rich in texts]
+
+    def _cut(self, rich: RichText, neutrals: Sequence[tuple[str, EncodedText]]) -> EncodedText:
+        """The tokens of a text behind the first of some texts that keeps its own tokens; alone if none does."""
+        for before, head in neutrals:
+            [whole] = self._tokenize([RichText(before + rich.text, rich.media)])
+            if head and whole[: len(head)] == head:
+                return whole.behind(len(head))
+        return self._tokenize([rich])[0]

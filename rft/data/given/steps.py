@@ -65,11 +65,11 @@ def step_labels(labels: Any, count: int, where: str) -> list[float]:
         ValueError: a label is not a number from 0 to 1, or there are not as many labels as steps.
     """
     try:
-        found = [float(label) for label in labels]
+        numbers = [float(label) for label in labels]
     except (TypeError, ValueError, OverflowError):
-        found = [-1.0]
-    if not all(0 <= label <= 1 for label in found):
+        numbers = [-1.0]
+    if not all(0 <= label <= 1 for label in numbers):
         raise ValueError(f"{where}: expected true, false or a number from 0 to 1 for every step, got {labels!r:.60}")
-    if len(found) != count:
-        raise ValueError(f"{where}: a row has {len(found)} labels for {count} steps; give one for every step")
-    return found
+    if len(numbers) != count:
+        raise ValueError(f"{where}: a row has {len(numbers)} labels for {count} steps; give one for every step")
+    return numbers

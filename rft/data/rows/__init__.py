@@ -1,5 +1,5 @@
 """Rows of data sets. Importing this package registers the schemas of rows."""
 
-from rft.data.rows import questions, schemas
+from rft.data.rows import schemas
 
-__all__ = ["questions", "schemas"]
+__all__ = ["schemas"]

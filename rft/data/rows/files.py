@@ -5,9 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rft.data.rows.text.base import Located, TextFile, check_file
-from rft.data.rows.text.csv_files import CsvFile
-from rft.data.rows.text.json_files import JsonLines, json_file
+from rft.data.rows.text_files import CsvFile, JsonLines, Located, TextFile, check_file, json_file
 
 READ_AHEAD = 1024  # rows of a parquet file that are read at once
 TEXT_FILES: dict[str, Callable[[str, str], TextFile]] = {".jsonl": JsonLines, ".json": json_file, ".csv": CsvFile}
@@ -21,20 +19,20 @@ def find_files(path: str | list[str], key: str) -> list[str]:
     Raises:
         ValueError: one of them matches no file, or a file has an unknown extension; names `key`.
     """
-    found = []
+    files = []
     for name in [path] if isinstance(path, str) else path:
         literal = Path(name).expanduser()
         matches = [str(literal)] if literal.exists() else sorted(glob.glob(str(literal), recursive=True))
         if not matches and glob.has_magic(name):
             raise ValueError(f"{key}={name}: no file matches this pattern")
-        found += matches or [name]
-    for name in found:
+        files += matches or [name]
+    for name in files:
         check_file(name, key)
         if Path(name).suffix not in ENDINGS:
             raise ValueError(f"{key}={name}: the extension gives the format and must be one of {', '.join(ENDINGS)}")
-    if not found:
+    if not files:
         raise ValueError(f"{key}={path}: give the path of a file")
-    return found
+    return files
 
 
 def read_rows(path: str, key: str) -> Iterator[Located]:

@@ -9,7 +9,8 @@ from rft.data.encode.masks import conversation
 from rft.data.given.pairs import TRUTHS
 from rft.data.rows.lazy import LazyRows, Row, Rows, load
 from rft.data.rows.mixture import Mixture
-from rft.data.rows.text.base import read_text
+from rft.data.rows.text_files import read_text
+from rft.errors import prefixed
 from rft.ranges import Seed
 from rft.registry import Target, take
 
@@ -113,10 +114,8 @@ class JudgeRows:
         each = 2 if self._pairs and not self._question.compares else 1
 
         def read(number: int) -> Row:
-            try:
+            with prefixed(f"{self._key} row {number // each + 1}: "):
                 return self._row(rows[number // each], number)
-            except ValueError as error:
-                raise ValueError(f"{self._key} row {number // each + 1}: {error}") from error
 
         for number in range(each * len(rows)):
             read(number)

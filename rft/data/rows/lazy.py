@@ -1,14 +1,15 @@
 """Rows that are read when they are indexed, so that large data sets need not be in memory."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rft.errors import prefixed
 from rft.registry import Target
 
 Row = dict[str, Any]
@@ -105,10 +106,6 @@ def place(rows: Rows, number: int) -> str:
     return rows.where(number) if isinstance(rows, LazyRows) else numbered(number)
 
 
-@contextmanager
-def located(rows: Rows, number: int) -> Iterator[None]:
+def located(rows: Rows, number: int) -> AbstractContextManager[None]:
     """Puts the place of a row before the message of a ValueError that is raised inside."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{place(rows, number)}: {error}") from error
+    return prefixed(f"{place(rows, number)}: ")

@@ -56,7 +56,7 @@ class Mixture(StreamableRows):
         return Mixed({name: load(target, required) for name, target in self._targets.items()}, self._weights)
 
     def stream(self, required: Sequence[str]) -> "MixedStream":
-        """See `StreamableRows.stream`; raises a ValueError if a part cannot be streamed."""
+        """The stream of the rows; raises a ValueError if a part cannot be streamed."""
         for target in self._targets.values():
             check_streamable(target)
         parts = {name: target.build(key=target.key).stream(required) for name, target in self._targets.items()}

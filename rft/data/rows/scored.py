@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 from rft.data.rows.lazy import Row, Rows, load
 from rft.data.rows.sources import find
@@ -19,6 +20,7 @@ class Answer(NamedTuple):
     text: Any
 
 
+@dataclass
 class Scored:
     """The common part of classes whose rows hold scored answers.
 
@@ -26,16 +28,17 @@ class Scored:
         rows, answers, text, score, key: see `ScoredPairs`.
     """
 
-    made: tuple[str, ...]  # fields that the class writes
+    rows: Any
+    answers: str | None
+    text: str
+    score: str
+    key: str
+    made: ClassVar[tuple[str, ...]]  # fields that the class writes
 
-    def __init__(self, rows: Any, answers: str | None, text: str, score: str, key: str) -> None:
-        self._rows = Target(rows, f"{key}.rows", ("key",))
-        self._answers = answers
-        self._text = text
-        self._score = score
-        self._key = key
+    def __post_init__(self) -> None:
+        self._rows = Target(self.rows, f"{self.key}.rows", ("key",))
 
-    def answers(self, required: Sequence[str]) -> Iterator[Answer]:
+    def scored(self, required: Sequence[str]) -> Iterator[Answer]:
         """All answers, in the order of the rows.
 
         Args:
@@ -44,33 +47,32 @@ class Scored:
         Raises:
             ValueError: an answer lacks a field, or a score is not a number.
         """
-        own = {"prompt", *required} - {*self.made} | ({self._answers} if self._answers else set())
+        own = {"prompt", *required} - {*self.made} | ({self.answers} if self.answers else set())
         for number, row in enumerate(load(self._rows, own)):
             where = f"row {number + 1} of {self._rows.key}"
-            listed = [row] if self._answers is None else row[self._answers]
+            listed = [row] if self.answers is None else row[self.answers]
             if not isinstance(listed, list):
-                raise ValueError(f"{where}: {self._key}.answers={self._answers} is not a list; name another field")
+                raise ValueError(f"{where}: {self.key}.answers={self.answers} is not a list; name another field")
             for answer in listed:
-                text = find(answer, self._text, where, f"set {self._key}.text to its name")
+                text = find(answer, self.text, where, f"set {self.key}.text to its name")
                 yield Answer(row, self._number(answer, where), text)
 
     def _number(self, answer: Any, where: str) -> float:
-        score = find(answer, self._score, where, f"set {self._key}.score to its name")
+        score = find(answer, self.score, where, f"set {self.key}.score to its name")
         try:
             number = float(score)
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
-            raise ValueError(
-                f"{where}: the score {score!r:.60} is not a number; set {self._key}.score to another field"
-            )
+            raise ValueError(f"{where}: the score {score!r:.60} is not a number; set {self.key}.score to another field")
         return number
 
     def kept(self, row: Row) -> Row:
         """The row without its answers."""
-        return {name: value for name, value in row.items() if name not in (self._answers, self._text, self._score)}
+        return {name: value for name, value in row.items() if name not in (self.answers, self.text, self.score)}
 
 
+@dataclass
 class ScoredPairs(Scored):
     """Pairs of a better and a worse answer to the same prompt; the answers may be in different rows.
 
@@ -89,23 +91,14 @@ class ScoredPairs(Scored):
         ValueError: `most` leaves no pairs.
     """
 
+    most: int | None
+    limit: PositiveInt | None
     made = ("chosen", "rejected", "margin")
 
-    def __init__(
-        self,
-        rows: Any,
-        answers: str | None,
-        text: str,
-        score: str,
-        most: int | None,
-        limit: PositiveInt | None,
-        key: str,
-    ) -> None:
-        super().__init__(rows, answers, text, score, key)
-        if most is not None and most < 1:
-            raise ValueError(f"{key}.most={most} leaves no pairs; give at least 1, or null for all")
-        self._most = most
-        self._limit = limit
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.most is not None and self.most < 1:
+            raise ValueError(f"{self.key}.most={self.most} leaves no pairs; give at least 1, or null for all")
 
     def load(self, required: Sequence[str]) -> Rows:
         """All pairs, grouped by prompt.
@@ -114,15 +107,15 @@ class ScoredPairs(Scored):
             required: fields that every pair must have, not null.
 
         Raises:
-            ValueError: no prompt has answers of different scores, or as in `Scored.answers`.
+            ValueError: no prompt has answers of different scores, or as in `Scored.scored`.
         """
         prompts: dict[str, dict[str, Answer]] = {}
-        for answer in self.answers(required):
+        for answer in self.scored(required):
             prompts.setdefault(identity(answer.row["prompt"]), {}).setdefault(identity(answer.text), answer)
         pairs = [pair for known in prompts.values() for pair in self._pairs(list(known.values()))]
         if not pairs:
-            raise ValueError(f"{self._key}: none of {len(prompts)} prompts has answers of different scores")
-        return pairs[: self._limit]
+            raise ValueError(f"{self.key}: none of {len(prompts)} prompts has answers of different scores")
+        return pairs[: self.limit]
 
     def _pairs(self, answers: list[Answer]) -> list[Row]:
         kept = self.kept(answers[0].row)
@@ -132,9 +125,10 @@ class ScoredPairs(Scored):
             for worse in answers
             if better.score > worse.score
         ]
-        return sorted(pairs, key=lambda pair: -pair["margin"])[: self._most]
+        return sorted(pairs, key=lambda pair: -pair["margin"])[: self.most]
 
 
+@dataclass
 class ScoredAnswers(Scored):
     """One row per answer: `completion`, and a `label` that is true if its score is at least `good`.
 
@@ -144,14 +138,9 @@ class ScoredAnswers(Scored):
         limit: takes the first `limit` answers, or all if null.
     """
 
+    good: float
+    limit: PositiveInt | None
     made = ("completion", "label")
-
-    def __init__(
-        self, rows: Any, answers: str | None, text: str, score: str, good: float, limit: PositiveInt | None, key: str
-    ) -> None:
-        super().__init__(rows, answers, text, score, key)
-        self._good = good
-        self._limit = limit
 
     def load(self, required: Sequence[str]) -> Rows:
         """All answers, in the order of the rows.
@@ -160,13 +149,13 @@ class ScoredAnswers(Scored):
             required: fields that every row must have, not null.
 
         Raises:
-            ValueError: all answers are good, or none is; or as in `Scored.answers`.
+            ValueError: all answers are good, or none is; or as in `Scored.scored`.
         """
-        found = [
-            self.kept(row) | {"completion": text, "label": score >= self._good}
-            for row, score, text in self.answers(required)
+        rows = [
+            self.kept(row) | {"completion": text, "label": score >= self.good}
+            for row, score, text in self.scored(required)
         ]
-        if len({row["label"] for row in found}) < 2:
-            good = sum(row["label"] for row in found)
-            raise ValueError(f"{self._key}.good={self._good}: {good} of {len(found)} answers are good; choose another")
-        return found[: self._limit]
+        if len({row["label"] for row in rows}) < 2:
+            good = sum(row["label"] for row in rows)
+            raise ValueError(f"{self.key}.good={self.good}: {good} of {len(rows)} answers are good; choose another")
+        return rows[: self.limit]

@@ -8,6 +8,7 @@ stay on disk; each is checked once, at the start.
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ from rft.data.rows.files import (
 from rft.data.rows.lazy import ConcatRows, ConvertRow, LazyRows, Row, Rows
 from rft.data.rows.schemas import SCHEMAS
 from rft.data.rows.stream import RowStream, ShardReader, StreamableRows
-from rft.data.rows.text.base import TextRows
-from rft.errors import did_you_mean, listed
+from rft.data.rows.text_files import TextRows
+from rft.errors import did_you_mean, listed, prefixed
 from rft.ranges import PositiveInt
 from rft.sanitize import LONGEST_NAME, one_line
 from rft.waits import waiting
@@ -40,6 +41,7 @@ FIELDS = (*MESSAGES, "text")  # texts, or lists of chat messages
 LONGEST = 5_000_000  # characters; to count the tokens of a longer text takes minutes, and no model reads it
 
 
+@dataclass
 class FileRows(StreamableRows):
     """Rows of files; the extension gives the format: .jsonl, .json, .csv (every cell is text) or .parquet.
 
@@ -52,18 +54,14 @@ class FileRows(StreamableRows):
         key: supplied by the run: the yaml key of the node, for messages.
     """
 
-    def __init__(
-        self,
-        path: str | list[str],
-        columns: dict[str, str | None],
-        schema: dict[str, Any] | None,
-        limit: PositiveInt | None,
-        key: str,
-    ) -> None:
-        self._path = path
-        self._limit = limit
-        self._key = key
-        self._converter = row_converter(columns, schema, key)
+    path: str | list[str]
+    columns: dict[str, str | None]
+    schema: dict[str, Any] | None
+    limit: PositiveInt | None
+    key: str
+
+    def __post_init__(self) -> None:
+        self._converter = row_converter(self.columns, self.schema, self.key)
 
     def load(self, required: Sequence[str]) -> Rows:
         """All rows.
@@ -75,27 +73,27 @@ class FileRows(StreamableRows):
             ValueError: a file is missing, empty or not of its format, or a row lacks a field; names the file, the line
                 or row, and the key.
         """
-        key = f"{self._key}.path"
+        key = f"{self.key}.path"
         parts: list[Rows] = []
-        left = self._limit
-        for file in find_files(self._path, key):
+        left = self.limit
+        for file in find_files(self.path, key):
             check, convert = (self._converter(fields, Path(file).parent) for fields in (required, ()))
             if (ending := Path(file).suffix) in TEXT_FILES:
-                part: Rows = TextRows(TEXT_FILES[ending](file, key), check, convert, left)
+                rows: Rows = TextRows(TEXT_FILES[ending](file, key), check, convert, left)
             else:
-                part = table_rows(open_parquet(file, key), check, convert, file, left)
-            if not part:
+                rows = table_rows(open_parquet(file, key), check, convert, file, left)
+            if not rows:
                 raise ValueError(f"{key}: {file} holds no rows")
-            parts.append(part)
-            left = None if left is None else left - len(part)
+            parts.append(rows)
+            left = None if left is None else left - len(rows)
             if left == 0:
                 break
         return parts[0] if len(parts) == 1 else ConcatRows(parts)
 
     def stream(self, required: Sequence[str]) -> RowStream:
-        """See `StreamableRows.stream`: one shard for each file."""
-        key = f"{self._key}.path"
-        files = find_files(self._path, key)
+        """The stream of the rows: one shard for each file."""
+        key = f"{self.key}.path"
+        files = find_files(self.path, key)
         if unsupported := [file for file in files if Path(file).suffix not in STREAMED]:
             raise ValueError(
                 f"{key}: {unsupported[0]} cannot be streamed; write {', '.join(STREAMED)}, or set data.streaming=null"
@@ -107,9 +105,10 @@ class FileRows(StreamableRows):
                 convert(where, raw) for where, raw in itertools.islice(read_rows(file, key), start, None)
             )
 
-        return RowStream(limited([part(file) for file in files], self._limit), self._key)
+        return RowStream(limited([part(file) for file in files], self.limit), self.key)
 
 
+@dataclass
 class HubRows(StreamableRows):
     """Rows of a data set: of the hub, of a folder with parquet, json or csv files, of a folder of `save_to_disk`, or of
     a file.
@@ -125,26 +124,23 @@ class HubRows(StreamableRows):
         ValueError: the path is a file, and name or split are set.
     """
 
-    def __init__(
-        self,
-        path: str,
-        name: str | None,
-        split: str | None,
-        columns: dict[str, str | None],
-        schema: dict[str, Any] | None,
-        limit: PositiveInt | None,
-        key: str,
-    ) -> None:
-        self._file = FileRows(path, columns, schema, limit, key) if Path(path).expanduser().is_file() else None
-        parts = [f"{key}.{option}=null" for option, value in (("name", name), ("split", split)) if value is not None]
-        if self._file is not None and parts:
-            raise ValueError(f"{key}.path={path} is one file; set {' and '.join(parts)}")
-        self._path = path
-        self._name = name
-        self._split = split
-        self._limit = limit
-        self._key = key
-        self._converter = row_converter(columns, schema, key)
+    path: str
+    name: str | None
+    split: str | None
+    columns: dict[str, str | None]
+    schema: dict[str, Any] | None
+    limit: PositiveInt | None
+    key: str
+
+    def __post_init__(self) -> None:
+        path, key, columns = self.path, self.key, self.columns
+        is_file = Path(path).expanduser().is_file()
+        self._file = FileRows(path, columns, self.schema, self.limit, key) if is_file else None
+        of_sets = (("name", self.name), ("split", self.split))
+        unread = [f"{key}.{option}=null" for option, value in of_sets if value is not None]
+        if is_file and unread:
+            raise ValueError(f"{key}.path={path} is one file; set {' and '.join(unread)}")
+        self._converter = row_converter(columns, self.schema, key)
 
     def load(self, required: Sequence[str]) -> Rows:
         """All rows.
@@ -160,13 +156,13 @@ class HubRows(StreamableRows):
             return self._file.load(required)
         table, title = self._open(streaming=False), self._title
         check, convert = (self._converter(fields, self._folder) for fields in (required, ()))
-        rows = table_rows(table, check, convert, title, self._limit)
+        rows = table_rows(table, check, convert, title, self.limit)
         if not rows:
-            raise ValueError(f"{self._key}.path: {title} holds no rows")
+            raise ValueError(f"{self.key}.path: {title} holds no rows")
         return rows
 
     def stream(self, required: Sequence[str]) -> RowStream:
-        """See `StreamableRows.stream`: the shards of the data set; those of the hub are downloaded when read."""
+        """The stream of the rows, from the shards of the data set; those of the hub are downloaded when read."""
         if self._file is not None:
             return self._file.stream(required)
         table, title, convert = self._open(streaming=True), self._title, self._converter(required, self._folder)
@@ -181,43 +177,43 @@ class HubRows(StreamableRows):
                 for number, raw in enumerate(rows.skip(start), start + 1)
             )
 
-        return RowStream(limited([part(shard) for shard in range(table.num_shards)], self._limit), self._key)
+        return RowStream(limited([part(shard) for shard in range(table.num_shards)], self.limit), self.key)
 
     @property
     def _title(self) -> str:
-        return self._path if self._split is None else f"{self._path}[{self._split}]"
+        return self.path if self.split is None else f"{self.path}[{self.split}]"
 
     @property
     def _folder(self) -> Path | None:
         """Where relative paths in the rows begin; nowhere in a data set of the hub."""
-        folder = Path(self._path).expanduser()
+        folder = Path(self.path).expanduser()
         return folder if folder.is_dir() else None
 
     def _open(self, streaming: bool) -> Any:
         try:
             import datasets
         except ImportError as error:
-            raise ValueError(f"{self._key} needs the package datasets: pip install datasets") from error
-        folder = Path(self._path).expanduser()
+            raise ValueError(f"{self.key} needs the package datasets: pip install datasets") from error
+        folder = Path(self.path).expanduser()
         saved = (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()
         try:
-            if saved and self._name is None:
+            if saved and self.name is None:
                 table = datasets.load_from_disk(folder)
-                if self._split is not None and not isinstance(table, dict):
-                    raise ValueError(f"the folder holds one table; set {self._key}.split=null")
-                table = table if self._split is None else table[self._split]
+                if self.split is not None and not isinstance(table, dict):
+                    raise ValueError(f"the folder holds one table; set {self.key}.split=null")
+                table = table if self.split is None else table[self.split]
                 if streaming and not isinstance(table, dict):
                     table = table.to_iterable_dataset()
             else:
-                what = f"{self._key}: the package datasets loads {self._path}, or waits for a process that does"
+                what = f"{self.key}: the package datasets loads {self.path}, or waits for a process that does"
                 with waiting(what):
-                    table = datasets.load_dataset(self._path, self._name, split=self._split, streaming=streaming)
+                    table = datasets.load_dataset(self.path, self.name, split=self.split, streaming=streaming)
         except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
             raise ValueError(
-                f"{self._key}: cannot load path={self._path!r} name={self._name!r} split={self._split!r}: {error}"
+                f"{self.key}: cannot load path={self.path!r} name={self.name!r} split={self.split!r}: {error}"
             ) from error
         if isinstance(table, dict):
-            raise ValueError(f"{self._key}.split: {self._path} has the splits {', '.join(table)}; name one of them")
+            raise ValueError(f"{self.key}.split: {self.path} has the splits {', '.join(table)}; name one of them")
         return table
 
 
@@ -280,11 +276,9 @@ def row_converter(
                     row = apply_schema(row)
                 except ValueError as error:
                     raise ValueError(f"{where}: {error}; see {key}.schema") from error
-            try:
+            with prefixed(f"{where}: "):
                 check_names(row)
                 row = normalize_media(row, folder)
-            except ValueError as error:
-                raise ValueError(f"{where}: {error}") from error
             for field in required:
                 cure = f"name it with +{key}.columns.{field}=<name in the data>"
                 require(row, field, where, cure)
@@ -305,12 +299,12 @@ def find(row: Mapping[str, Any], name: str, where: str, cure: str) -> Any:
     """
     if name in row or "." not in name:
         return _get(row, name, name, where, cure)
-    found: Any = row
+    value: Any = row
     for step in name.split("."):
-        if not isinstance(found, Mapping):
+        if not isinstance(value, Mapping):
             raise ValueError(f"{where}: no field {name!r} (the value before {step!r} has no fields); {cure}")
-        found = _get(found, step, name, where, cure)
-    return found
+        value = _get(value, step, name, where, cure)
+    return value
 
 
 def _get(row: Mapping[str, Any], step: str, name: str, where: str, cure: str) -> Any:
@@ -360,10 +354,8 @@ def check_text(value: Any, field: str, where: str, cure: str) -> None:
     if isinstance(value, str):
         empty, size = not (value if field == "text" else value.strip()), len(value)
     elif isinstance(value, list) and value:
-        try:
+        with prefixed(f"{where}: "):
             messages = conversation(value, f"the field {field!r}")
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from error
         said = [message for message in messages if any(part for name, part in message.items() if name != "role")]
         empty, size = not said, sum(len(text_of(message.get("content"))) for message in messages)
     elif isinstance(value, list):

@@ -80,8 +80,8 @@ class ExcludeRows:
         """
         rows = load(self._rows, {*required, self._by})
         others = load(self._others, [self._by])
-        known = {digest(row[self._by]) for row in others}
-        numbers = array("q", (number for number, row in enumerate(rows) if digest(row[self._by]) not in known))
+        digests = {digest(row[self._by]) for row in others}
+        numbers = array("q", (number for number, row in enumerate(rows) if digest(row[self._by]) not in digests))
         if len(numbers) in (0, len(rows)):
             found = "all of them are" if not numbers else "none of them is"
             raise ValueError(

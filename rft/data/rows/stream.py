@@ -107,6 +107,7 @@ class StreamPosition(NamedTuple):
     row: int
 
 
+@dataclass(eq=False, repr=False)
 class RowStream(StreamedRows):
     """Streams the rows of files or shards in endless epochs. Each block of `buffer` rows is shuffled.
 
@@ -125,21 +126,15 @@ class RowStream(StreamedRows):
         log: shows a message to the user: how many rows are dropped.
     """
 
-    def __init__(
-        self,
-        shards: Sequence[ShardReader],
-        key: str,
-        buffer: int = 1,
-        filters: Sequence[RowFilter] = (),
-        log: Callable[[str], None] = lambda message: None,
-    ) -> None:
+    shards: Sequence[ShardReader]
+    key: str
+    buffer: int = 1
+    filters: Sequence[RowFilter] = ()
+    log: Callable[[str], None] = lambda message: None
+
+    def __post_init__(self) -> None:
         super().__init__()
-        self.shards = shards
         self.position = 0
-        self._key = key
-        self._buffer = buffer
-        self._filters = filters
-        self._log = log
         self._dropped = 0
         self._kept_any = False  # whether a row of this epoch was not dropped
         self._block: list[Row] = []
@@ -148,11 +143,11 @@ class RowStream(StreamedRows):
     def preview(self) -> Rows:
         rows = list(islice(chain.from_iterable(shard(0) for shard in self.shards), PREVIEW))
         if not rows:
-            raise ValueError(f"{self._key}: the data holds no rows")
+            raise ValueError(f"{self.key}: the data holds no rows")
         return rows
 
     def open(self, buffer: int, filters: Sequence[RowFilter], log: Callable[[str], None]) -> "RowStream":
-        return RowStream(self.shards, self._key, buffer, filters, log)
+        return RowStream(self.shards, self.key, buffer, filters, log)
 
     def start(self, seed: int, shuffle: bool) -> None:
         """Starts the first epoch.
@@ -162,7 +157,7 @@ class RowStream(StreamedRows):
             shuffle: `data.shuffle`; false: shards and rows stay in their own order.
         """
         self._seed = seed
-        self._shuffle = shuffle and self._buffer > 1
+        self._shuffle = shuffle and self.buffer > 1
         self._next = self._begin = StreamPosition(0, 0, 0)  # first positions of the next block and of this one
         self._reading = self._read(self._next)
 
@@ -187,12 +182,12 @@ class RowStream(StreamedRows):
 
     @property
     def _why(self) -> str:
-        return ", or ".join(row_filter.why for row_filter in self._filters)
+        return ", or ".join(row_filter.why for row_filter in self.filters)
 
     def _fits(self, rows: list[Row]) -> list[bool]:
         """For each row, whether all filters keep it; a filter reads what those before it keep."""
         fits = [True] * len(rows)
-        for row_filter in self._filters:
+        for row_filter in self.filters:
             left = [number for number, fit in enumerate(fits) if fit]
             for number, keeps in zip(left, row_filter.keeps([rows[number] for number in left]), strict=True):
                 fits[number] = keeps
@@ -201,17 +196,17 @@ class RowStream(StreamedRows):
     def _fill(self) -> None:
         """Reads the next block."""
         if self._dropped:
-            self._log(f"{self._key}: {self._dropped:,} of {self.position:,} rows so far were dropped: {self._why}")
-        found = list(islice(self._reading, self._buffer))
-        if not found:
+            self.log(f"{self.key}: {self._dropped:,} of {self.position:,} rows so far were dropped: {self._why}")
+        block = list(islice(self._reading, self.buffer))
+        if not block:
             if not self._kept_any:
-                raise ValueError(f"{self._key}: all rows of an epoch were dropped: {self._why}; raise the limit")
+                raise ValueError(f"{self.key}: all rows of an epoch were dropped: {self._why}; raise the limit")
             self._kept_any = False
             self._next = StreamPosition(self._next.epoch + 1, 0, 0)
             self._reading = self._read(self._next)
-            found = list(islice(self._reading, self._buffer))
-        self._block = [found[index][1] for index in self._order(len(found), self.position)]
-        self._begin, self._next, self._taken = self._next, found[-1][0], 0
+            block = list(islice(self._reading, self.buffer))
+        self._block = [block[index][1] for index in self._order(len(block), self.position)]
+        self._begin, self._next, self._taken = self._next, block[-1][0], 0
 
     def _read(self, start: StreamPosition) -> Iterator[tuple[StreamPosition, Row]]:
         """The rows of an epoch from a position on, each with the position that follows it."""
@@ -231,8 +226,8 @@ class RowStream(StreamedRows):
 
     def state_dict(self) -> dict[str, Any]:
         """The position at which the current block begins, and how many of its rows have been drawn."""
-        known = {"position": self.position, "begun": tuple(self._begin), "taken": self._taken}
-        return known | {"dropped": self._dropped, "fruitful": self._kept_any}
+        state = {"position": self.position, "begun": tuple(self._begin), "taken": self._taken}
+        return state | {"dropped": self._dropped, "fruitful": self._kept_any}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from a state of `state_dict`: reads the block again."""

@@ -7,8 +7,10 @@ then makes more frequent.
 
 import random
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
 from rft.conditions import ReadWith
 from rft.ranges import Fraction, PositiveInt, Range, Seed
@@ -26,7 +28,53 @@ PRODUCT_FIELDS = ("prompt", "answer", "demonstration")
 HELD_OUT = 10  # one of ten prompts is held out, by its checksum
 
 
-class Symbolic:
+class Generated(ABC):
+    """Rows that are drawn until there are enough different ones.
+
+    Attributes:
+        key, split, count, slips, seed: options of the classes of rows.
+        fields: of a row.
+        more: ends the message that there are too few different prompts.
+    """
+
+    key: str
+    split: str
+    count: int
+    slips: float
+    seed: int
+    fields: ClassVar[tuple[str, ...]]
+    more: ClassVar[str]
+
+    @abstractmethod
+    def draw(self, rng: random.Random) -> str:
+        """What a row is about; rows that are about the same text are one row."""
+
+    @abstractmethod
+    def row(self, text: str, rng: random.Random) -> dict[str, Any]:
+        """The row that is about a text."""
+
+    def load(self, required: Sequence[str]) -> list[dict[str, Any]]:
+        """Draws the rows."""
+        rng, rows = random.Random(self.seed), dict[str, dict[str, Any]]()
+        for _ in range(100 * self.count):
+            if len(rows) == self.count:
+                break
+            text = self.draw(rng)
+            if (zlib.crc32(text.encode()) % HELD_OUT == 0) == (self.split == "heldout"):
+                rows[text] = self.row(text, rng)
+        if len(rows) < self.count:
+            raise ValueError(
+                f"{self.key}.count={self.count}: only {len(rows)} different prompts were found; lower it, or "
+                f"{self.more.format(self.key)}"
+            )
+        for field in required:
+            if field not in self.fields:
+                raise ValueError(f"{self.key}: the built-in tasks have no field {field!r}; name another field")
+        return list(rows.values())
+
+
+@dataclass
+class Symbolic(Generated):
     """Rows over strings of digits: `{prompt: "sort 4130=", answer: "0134", response: "0134", demonstration: "4130"}`.
 
     For preferences a row has a pair, `{chosen: "0134", rejected: "4130"}`, and a labelled completion, which is one of
@@ -48,56 +96,36 @@ class Symbolic:
         ValueError: there are fewer than `count` different prompts.
     """
 
-    def __init__(
-        self,
-        key: str,
-        task: Literal["reverse", "sort", "add"],
-        split: Literal["train", "heldout"],
-        count: Annotated[int, Range(low=1, high=1_000_000)],
-        length: tuple[PositiveInt, PositiveInt],
-        slips: Annotated[Fraction, ReadWith("field demonstration")],
-        seed: Seed,
-    ) -> None:
-        if length[0] > length[1]:
-            raise ValueError(f"{key}.length={list(length)}: put the smaller number first")
-        self._key = key
-        self._task = task
-        self._split = split
-        self._count = count
-        self._length = length
-        self._slips = slips
-        self._seed = seed
+    key: str
+    task: Literal["reverse", "sort", "add"]
+    split: Literal["train", "heldout"]
+    count: Annotated[int, Range(low=1, high=1_000_000)]
+    length: tuple[PositiveInt, PositiveInt]
+    slips: Annotated[Fraction, ReadWith("field demonstration")]
+    seed: Seed
+    fields = FIELDS
+    more = "widen {}.length"
 
-    def load(self, required: Sequence[str]) -> list[dict[str, Any]]:
-        """Draws the rows."""
-        shortest, longest = self._length
-        rng = random.Random(self._seed)
-        rows: dict[str, dict[str, Any]] = {}
-        for _ in range(100 * self._count):
-            if len(rows) == self._count:
-                break
-            digits = "".join(rng.choice("0123456789") for _ in range(rng.randint(shortest, longest)))
-            if (zlib.crc32(digits.encode()) % HELD_OUT == 0) == (self._split == "heldout"):
-                answer = TASKS[self._task](digits)
-                prompt = f"{self._task} {digits}="
-                shown = digits if rng.random() < self._slips else answer
-                wrong = digits if digits != answer else answer[:-1] + str((int(answer[-1]) + 1) % 10)
-                good = zlib.crc32(prompt.encode()) % 2 == 0
-                judged = answer if good else wrong
-                values = (prompt, answer, answer, shown, answer, wrong, judged, good, prompt + answer)
-                rows[prompt] = dict(zip(FIELDS, (*values, *_steps(prompt, answer, good)), strict=True))
-        if len(rows) < self._count:
-            raise ValueError(
-                f"{self._key}.count={self._count}: only {len(rows)} different prompts were found; lower it, or widen "
-                f"{self._key}.length"
-            )
-        for field in required:
-            if field not in FIELDS:
-                raise ValueError(f"{self._key}: the built-in tasks have no field {field!r}; name another field")
-        return list(rows.values())
+    def __post_init__(self) -> None:
+        if self.length[0] > self.length[1]:
+            raise ValueError(f"{self.key}.length={list(self.length)}: put the smaller number first")
+
+    def draw(self, rng: random.Random) -> str:
+        return "".join(rng.choice("0123456789") for _ in range(rng.randint(*self.length)))
+
+    def row(self, text: str, rng: random.Random) -> dict[str, Any]:
+        answer = TASKS[self.task](text)
+        prompt = f"{self.task} {text}="
+        shown = text if rng.random() < self.slips else answer
+        wrong = text if text != answer else answer[:-1] + str((int(answer[-1]) + 1) % 10)
+        good = zlib.crc32(prompt.encode()) % 2 == 0
+        judged = answer if good else wrong
+        values = (prompt, answer, answer, shown, answer, wrong, judged, good, prompt + answer)
+        return dict(zip(FIELDS, (*values, *_steps(prompt, answer, good)), strict=True))
 
 
-class Products:
+@dataclass
+class Products(Generated):
     """Rows over products of two numbers: `{prompt: "37*48=", answer: "1776", demonstration: [...]}`.
 
     The demonstration is the rest of a dialogue: a call of the tool behind the mark `?`, its output and the answer.
@@ -116,50 +144,27 @@ class Products:
         ValueError: there are fewer than `count` different prompts.
     """
 
-    def __init__(
-        self,
-        key: str,
-        split: Literal["train", "heldout"],
-        count: Annotated[int, Range(low=1, high=1_000_000)],
-        digits: Annotated[PositiveInt, Range(low=1, high=9)],
-        slips: Annotated[Fraction, ReadWith("field demonstration")],
-        seed: Seed,
-    ) -> None:
-        self._key = key
-        self._split = split
-        self._count = count
-        self._digits = digits
-        self._slips = slips
-        self._seed = seed
+    key: str
+    split: Literal["train", "heldout"]
+    count: Annotated[int, Range(low=1, high=1_000_000)]
+    digits: Annotated[PositiveInt, Range(low=1, high=9)]
+    slips: Annotated[Fraction, ReadWith("field demonstration")]
+    seed: Seed
+    fields = PRODUCT_FIELDS
+    more = "raise {}.digits"
 
-    def load(self, required: Sequence[str]) -> list[dict[str, Any]]:
-        """Draws the rows."""
-        low, high = 10 ** (self._digits - 1), 10**self._digits - 1
-        rng, rows = random.Random(self._seed), dict[str, dict[str, Any]]()
-        for _ in range(100 * self._count):
-            if len(rows) == self._count:
-                break
-            product = f"{rng.randint(low, high)}*{rng.randint(low, high)}"
-            if (zlib.crc32(product.encode()) % HELD_OUT == 0) == (self._split == "heldout"):
-                rows[product] = self._row(product, rng)
-        if len(rows) < self._count:
-            raise ValueError(
-                f"{self._key}.count={self._count}: only {len(rows)} different prompts were found; lower it, or raise "
-                f"{self._key}.digits"
-            )
-        for field in required:
-            if field not in PRODUCT_FIELDS:
-                raise ValueError(f"{self._key}: the built-in task has no field {field!r}; name another field")
-        return list(rows.values())
+    def draw(self, rng: random.Random) -> str:
+        low, high = 10 ** (self.digits - 1), 10**self.digits - 1
+        return f"{rng.randint(low, high)}*{rng.randint(low, high)}"
 
-    def _row(self, product: str, rng: random.Random) -> dict[str, Any]:
-        left, right = product.split("*")
+    def row(self, text: str, rng: random.Random) -> dict[str, Any]:
+        left, right = text.split("*")
         answer = str(int(left) * int(right))
         guess = str(rng.randint(10 ** (len(answer) - 1), 10 ** len(answer) - 1))
-        called = [("assistant", f"?{product}"), ("tool", answer), ("assistant", answer)]
-        shown = [("assistant", guess)] if rng.random() < self._slips else called
+        called = [("assistant", f"?{text}"), ("tool", answer), ("assistant", answer)]
+        shown = [("assistant", guess)] if rng.random() < self.slips else called
         messages = [{"role": role, "content": content} for role, content in shown]
-        return dict(zip(PRODUCT_FIELDS, (f"{product}=", answer, messages), strict=True))
+        return dict(zip(PRODUCT_FIELDS, (f"{text}=", answer, messages), strict=True))
 
 
 def _steps(prompt: str, answer: str, good: bool) -> tuple[list[str], list[bool]]:

@@ -1,4 +1,4 @@
-"""What formats of tool calls share: a call, the registry, and how calls stand in a chat message.
+"""What formats of tool calls share: a call, the registry, the calls of an answer, and how they stand in a chat message.
 
 A format is a registered function f(text, tools, *, options). It takes the text of an answer without thoughts, and the
 schemas of the tools by name. It returns the content beside the calls, and every call: a `ToolCall`, or a text that says
@@ -13,11 +13,14 @@ Facts of a format:
     closing: the text with which calls end, where content or a thought may follow; None where none may.
 """
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rft.batch.thoughts import MARKS
 from rft.data.strict_json import value_of
-from rft.registry import Registry
+from rft.registry import Plugin, Registry
 
 TOOL_CALLS = Registry("format of tool calls", described=True, marks=(), openings=(), closing=None)
 NAME = r"[\w.:/-]+"  # of a tool, in formats that do not write it as a JSON text
@@ -85,10 +88,79 @@ def named_call(name: str, arguments: str) -> ToolCall | str:
 
 def assistant_message(content: str, calls: list[ToolCall | str]) -> dict[str, Any]:
     """The chat message of an answer, for templates."""
-    message: dict[str, Any] = {"role": "assistant", "content": content}
-    made = [call for call in calls if isinstance(call, ToolCall)]
-    if made:
-        message["tool_calls"] = [
-            {"type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in made
-        ]
-    return message
+    made = [
+        {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in calls
+        if isinstance(call, ToolCall)
+    ]
+    return {"role": "assistant", "content": content} | ({"tool_calls": made} if made else {})
+
+
+def calls_of(text: str, tools: Mapping[str, Schema], format: Plugin, prompt_opens: str | None) -> Found:
+    """The content of an answer and its calls.
+
+    Args:
+        text: of the answer; special tokens are left out but for the format's `marks`.
+        tools: schemas by the names of the tools.
+        format: of `TOOL_CALLS`.
+        prompt_opens: the mark of the thought in which the prompt ends, a key of `rft.batch.thoughts.MARKS`, or None.
+
+    Returns:
+        The content begins with the thoughts before the first call, as they are: a template that renders the answer
+        again writes or drops them. Thoughts behind a call are left out. An answer whose thought does not end is content
+        without calls.
+    """
+    parts = without_thoughts(text, format, MARKS, prompt_opens)
+    if parts is None:
+        return text, []
+    thoughts, rest = parts
+    answer = rest.lstrip() if thoughts else rest
+    content, calls = format(answer, tools)
+    blanks = rest[: len(rest) - len(answer)] if content else ""
+    return f"{thoughts}{blanks}{content}", calls
+
+
+def without_thoughts(
+    text: str, format: Plugin, thoughts: Mapping[str, str], prompt_opens: str | None
+) -> tuple[str, str] | None:
+    """The text up to the end of the last thought before the first call, and the text behind it without thoughts.
+
+    A mark within a call opens no thought.
+
+    Args:
+        text: of the answer.
+        format: of `TOOL_CALLS`.
+        thoughts: the mark that closes a thought, by the one that opens it.
+        prompt_opens: the mark of the thought in which the prompt ends, or None.
+
+    Returns:
+        None if a thought before the first call does not end.
+    """
+    closing = format.facts.closing
+    marks = re.compile("|".join(map(re.escape, (*thoughts, *format.facts.openings))))
+    kept: list[str] = []  # behind the first call
+    front = begin = place = 0  # the end of the thoughts before the first call, of the last thought, and of what is read
+    called = False
+    opened = prompt_opens
+    while True:
+        if opened is None:
+            mark = marks.search(text, place)
+            if mark is None:
+                break
+            place = mark.end()
+            if mark[0] not in thoughts:
+                called = True
+                end = -1 if closing is None else text.find(closing, place)
+                if closing is None or end < 0:
+                    break
+                place = end + len(closing)
+                continue
+            kept += [text[begin : mark.start()]] if called else []
+            opened = mark[0]
+        end = text.find(thoughts[opened], place)
+        if end < 0:
+            return (text[:front], "".join(kept)) if called else None
+        begin = place = end + len(thoughts[opened])
+        front = front if called else begin
+        opened = None
+    return text[:front], "".join([*kept, text[begin:]])

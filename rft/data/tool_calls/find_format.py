@@ -7,8 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from rft.batch.thoughts import MARKS
-from rft.data.tool_calls.base import TOOL_CALLS, Schema, ToolCall, assistant_message
-from rft.data.tool_calls.parse import calls_of
+from rft.data.tool_calls.base import TOOL_CALLS, Schema, ToolCall, assistant_message, calls_of
 from rft.registry import Plugin
 
 if TYPE_CHECKING:  # worker processes of rewards start without transformers

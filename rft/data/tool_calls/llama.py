@@ -6,13 +6,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rft.data.strict_json import value_at, value_of
+from rft.data.strict_json import after_blanks, value_at, value_of
 from rft.data.tool_calls.base import TOOL_CALLS, Found, Schema, ToolCall, call_of
 
 TAG = "<|python_tag|>"
 KEYS = ("parameters", "arguments")
 NAMED = re.compile(r'\{\s*"name"\s*:')
-BLANKS = re.compile(r"\s*")
 JSON_WORDS = {"true": True, "false": False, "null": None}
 # What `ast.parse` raises beside SyntaxError: for null bytes, and for expressions that are nested too deeply.
 UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError, SystemError)
@@ -27,25 +26,23 @@ def llama_json(text: str, tools: Mapping[str, Schema]) -> Found:
     answer = text.strip().removeprefix(TAG).strip()
     if not answer.startswith("{"):
         return text.strip(), []
-    found: list[ToolCall | str] = []
+    calls: list[ToolCall | str] = []
     place = 0
     while place < len(answer):
         try:
             value, place = value_at(answer, place)
         except ValueError as error:
-            if found or NAMED.match(answer):
-                return "", [*found, f"the call is no JSON ({error})"]
+            if calls or NAMED.match(answer):
+                return "", [*calls, f"the call is no JSON ({error})"]
             return text.strip(), []
-        if not found and not _calls(value, tools):
+        if not calls and not _calls(value, tools):
             return text.strip(), []
-        found.append(call_of(value, KEYS))
-        blanks = BLANKS.match(answer, place)
-        assert blanks is not None, "it matches an empty text"
-        place = blanks.end()
+        calls.append(call_of(value, KEYS))
+        place = after_blanks(answer, place)
         if place < len(answer) and answer[place] != ";":
-            return "", [*found, "behind a call stands a text that is no call"]
+            return "", [*calls, "behind a call stands a text that is no call"]
         place += 1
-    return "", found
+    return "", calls
 
 
 def _calls(value: Any, tools: Mapping[str, Schema]) -> bool:

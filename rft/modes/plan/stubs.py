@@ -13,8 +13,8 @@ from rft.batch.encoded import EncodedText
 from rft.batch.scores import Scores, Scoring, ScoringAtEnd
 from rft.batch.thoughts import PromptThoughts
 from rft.data.encode.encoder import Encoder, Example
+from rft.data.encode.tokenizer import UnknownCharacters
 from rft.data.encode.truncation import Overlong
-from rft.data.encode.unknown import UnknownCharacters
 from rft.rollout.engine.base import Completion, Engine, EngineOptions, OnCompletion, Request
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import Sampler

@@ -70,24 +70,24 @@ def probes(reward: WeightedSum, rows: Rows) -> list[Probe]:
     """The texts of every row: an empty and a plain one, and for each of its terms those whose score is known."""
     callers: dict[str, Caller] = {}
     right: dict[str, dict[int, list[str]]] = {name: {} for name in reward.names}
-    found = []
+    made = []
     for number, row in enumerate(rows):
-        found += [Probe(number, text, "plain") for text in ("", PLAIN)]
+        made += [Probe(number, text, "plain") for text in ("", PLAIN)]
         for name, caller in reward.callers_of(row).items():
             callers[name] = caller
             if texts := caller.term.gold_responses(row):
                 right[name][number] = [caller.reading.answered(text, row) for text in texts]
                 if right[name][number][0] != texts[0]:  # the prompt opens a thought, which this text does not end
-                    found.append(Probe(number, texts[0], "thought", name, "0"))
+                    made.append(Probe(number, texts[0], "thought", name, "0"))
     for name, by_row in right.items():
         for number, texts in by_row.items():
-            found += [Probe(number, text, "gold", name, "1") for text in texts]
+            made += [Probe(number, text, "gold", name, "1") for text in texts]
             if "" not in texts:
-                found.append(Probe(number, "", "empty", name, "0"))
+                made.append(Probe(number, "", "empty", name, "0"))
         if by_row and (others := callers[name].term.others) != "any":
             expected = "0" if others == "zero" else "less than 1"
-            found += [Probe(*pair, "other", name, expected) for pair in _of_other_rows(callers[name], rows, by_row)]
-    return found
+            made += [Probe(*pair, "other", name, expected) for pair in _of_other_rows(callers[name], rows, by_row)]
+    return made
 
 
 def _of_other_rows(caller: Caller, rows: Rows, right: dict[int, list[str]]) -> Iterator[tuple[int, str]]:
@@ -119,21 +119,21 @@ def certify(
     """
     first = _score(reward, rows, texts, show)
     again = _score(reward, rows, texts, lambda done: show(len(texts) + done))
-    found = {}
+    certificates = {}
     for name in reward.names:
-        own = [number for number, probe in enumerate(texts) if name in reward.callers_of(rows[probe.row])]
-        if own:
-            found[name] = _certificate(name, own, texts, first, again)
-    return found
+        numbers = [number for number, probe in enumerate(texts) if name in reward.callers_of(rows[probe.row])]
+        if numbers:
+            certificates[name] = _certificate(name, numbers, texts, first, again)
+    return certificates
 
 
 def _score(reward: WeightedSum, rows: Rows, texts: Sequence[Probe], show: Callable[[int], None]) -> list[Scores]:
-    found = []
+    scores = []
     for start in range(0, len(texts), CHUNK):
-        part = texts[start : start + CHUNK]
-        found.append(reward.score([probe.response for probe in part], [rows[probe.row] for probe in part]))
-        show(start + len(part))
-    return found
+        chunk = texts[start : start + CHUNK]
+        scores.append(reward.score([probe.response for probe in chunk], [rows[probe.row] for probe in chunk]))
+        show(start + len(chunk))
+    return scores
 
 
 def _certificate(

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
 
@@ -26,14 +27,34 @@ from rft.data.encode.parts import media_of
 from rft.data.encode.processor import MediaProcessor
 from rft.data.encode.processors import media_processor
 from rft.distributed import World
-from rft.errors import without_code
+from rft.errors import prefixed, without_code
 from rft.ranges import PositiveInt
-from rft.reward.models.offload import DeviceModel, HeldModel
-from rft.reward.models.sharded import ShardedModel, load_sharded
+from rft.reward.models.offload import DeviceModel, HeldModel, ShardedModel, load_sharded
 from rft.reward.term import Offload, Term
 from rft.strategy.base import Strategy
 
 DUMMY = EncodedText([0])  # the text of a forward in which other ranks have rows and this one has none
+
+
+@dataclass(frozen=True)
+class ModelTermOptions:
+    """The options of a term that computes with a model.
+
+    Attributes:
+        path: a folder or hub name of a model and its tokenizer.
+        template, template_arguments, system: how a prompt is rendered, as in `Encoder`.
+        micro_batch_tokens: most tokens of one forward, padding included.
+        dtype: of the weights and the computation.
+        trust_remote_code: python files of the path may run, where the model or its tokenizer needs them.
+    """
+
+    path: str
+    template: str
+    template_arguments: dict[str, Any]
+    system: str | None
+    micro_batch_tokens: PositiveInt
+    dtype: Literal["float32", "bfloat16", "float16"]
+    trust_remote_code: bool
 
 
 class ModelTerm(Term):
@@ -43,38 +64,23 @@ class ModelTerm(Term):
 
     Args:
         key: supplied; the term's place in the yaml.
-        path: a folder or hub name of a model and its tokenizer.
-        template, template_arguments, system, tools: how a prompt is rendered, as in `Encoder`.
-        micro_batch_tokens: most tokens of one forward, padding included.
-        dtype: of the weights and the computation.
-        trust_remote_code: python files of the path may run, where the model or its tokenizer needs them.
+        options: an object of `Options`.
+        tools: as in `Encoder`.
 
     Attributes:
+        Options: the class of the options.
+        options: as given.
         offloaded: the shards of the model are in host memory.
     """
 
+    Options: ClassVar[type[ModelTermOptions]]
     reads: tuple[str, ...] = ("prompt",)
     has_model: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        key: str,
-        path: str,
-        template: str,
-        template_arguments: dict[str, Any],
-        system: str | None,
-        tools: str | None,
-        micro_batch_tokens: PositiveInt,
-        dtype: Literal["float32", "bfloat16", "float16"],
-        trust_remote_code: bool,
-    ) -> None:
+    def __init__(self, key: str, options: ModelTermOptions, tools: str | None = None) -> None:
+        self.options = options
         self._key = key
-        self._path = path
-        self._rendering: dict[str, Any] = {"template": template, "system": system, "tools": tools}
-        self._rendering["arguments"] = template_arguments
-        self._cap = micro_batch_tokens
-        self._dtype = dtype
-        self._trusted = trust_remote_code
+        self._tools = tools
         self._model: HeldModel = DeviceModel(self._load)
         self._downloaded = False
         self.offloaded = False
@@ -86,23 +92,21 @@ class ModelTerm(Term):
 
     def check_row(self, row: Mapping[str, Any]) -> None:
         """Checks that the model takes the media of the row, see `Term.check_row`."""
-        found = dict.fromkeys(kind for field in self.reads for kind, _ in media_of(row.get(field)))
-        taken = () if not found or self._processor is None else tuple(self._processor.slots)
-        if refused := [kind for kind in found if kind not in taken]:
+        kinds = dict.fromkeys(kind for field in self.reads for kind, _ in media_of(row.get(field)))
+        taken = () if not kinds or self._processor is None else tuple(self._processor.slots)
+        if refused := [kind for kind in kinds if kind not in taken]:
             raise ValueError(
-                f"{self._key}.path={self._path}: the row has {' and '.join(refused)}, and this model reads "
+                f"{self._key}.path={self.options.path}: the row has {' and '.join(refused)}, and this model reads "
                 f"{' and '.join(['text', *taken])} alone; name a model that reads it, or remove the row"
             )
 
     def place(self, device: torch.device, offload: Offload) -> None:
-        """See `Term.place`."""
         self._model = DeviceModel(self._load)
         self._model.place(device, offload)
 
     def shard(self, world: World, make: Callable[[str], Strategy]) -> None:
-        """See `Term.shard`."""
         assert self.shards, f"{type(self).__name__} computes with a whole model"
-        strategy = make(self._dtype)
+        strategy = make(self.options.dtype)
         self.offloaded = strategy.offloads(trains=False)
         self._model = ShardedModel(partial(self._load_shards, strategy), world, strategy, self._key)
         self.collective = True
@@ -120,7 +124,7 @@ class ModelTerm(Term):
     @torch.no_grad()
     def compute_fullest(self, length: int) -> None:
         """Computes a forward of as many texts of a length as one has; for `mode=plan`."""
-        self._compute([EncodedText(DUMMY * length)] * max(1, self._cap // length))
+        self._compute([EncodedText(DUMMY * length)] * max(1, self.options.micro_batch_tokens // length))
 
     @property
     @abstractmethod
@@ -142,14 +146,14 @@ class ModelTerm(Term):
     def _load(self) -> PreTrainedModel:
         """The model in host memory; loaded again, a model of the hub is read without network."""
         transformers_logging.disable_progress_bar()
-        how = {"config": self._config, "dtype": self._dtype, **load_options(self._config)}
-        model = self._auto_class.from_pretrained(self._path, local_files_only=self._downloaded, **how)
+        how = {"config": self._config, "dtype": self.options.dtype, **load_options(self._config)}
+        model = self._auto_class.from_pretrained(self.options.path, local_files_only=self._downloaded, **how)
         self._downloaded = True
         self._configure(model)
         return model.eval()
 
     def _load_shards(self, strategy: Strategy) -> PreTrainedModel:
-        model = load_sharded(self._path, self._config, self._auto_class, strategy)
+        model = load_sharded(self.options.path, self._config, self._auto_class, strategy)
         self._configure(model)
         return model
 
@@ -172,11 +176,11 @@ class ModelTerm(Term):
         columns = {name: [pad(text.column(name), 0) for text in texts] for name in names}
         columns["input_ids"] = [pad(list(text), self._pad) for text in texts]
         columns["attention_mask"] = [pad([1] * len(text), 0) for text in texts]
-        found = {name: torch.tensor(column, device=model.device) for name, column in columns.items()}
+        inputs = {name: torch.tensor(column, device=model.device) for name, column in columns.items()}
         if self._processor is not None:
             media = concat_media(TensorDict(dict(text.media or {}), batch_size=[]) for text in texts)
-            found |= MediaInputs(media, self._processor.facts).all_tensors(model.dtype, model.device)
-        return found
+            inputs |= MediaInputs(media, self._processor.facts).all_tensors(model.dtype, model.device)
+        return inputs
 
     def _outputs(self, encode: Callable[[], Sequence[EncodedText]]) -> list[Tensor]:
         """The output of each text; with a sharded model a collective, in which all ranks compute as many forwards.
@@ -188,8 +192,8 @@ class ModelTerm(Term):
         try:
             texts = encode()
         finally:
-            found = self._compute(texts)
-        return found
+            outputs = self._compute(texts)
+        return outputs
 
     def _compute(self, texts: Sequence[EncodedText]) -> list[Tensor]:
         own = list(self._forwards([len(text) for text in texts]))
@@ -217,23 +221,24 @@ class ModelTerm(Term):
         """Positions of the texts of each forward, the longest first."""
         order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
         while order:
-            count = max(1, self._cap // lengths[order[0]])
+            count = max(1, self.options.micro_batch_tokens // lengths[order[0]])
             yield order[:count]
             order = order[count:]
 
     @cached_property
     def _config(self) -> PretrainedConfig:
-        return read_config(self._path, None, 0, self._key, self._trusted)
+        return read_config(self.options.path, None, 0, self._key, self.options.trust_remote_code)
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
+        path, trusted = self.options.path, self.options.trust_remote_code
         try:
-            tokenizer = AutoTokenizer.from_pretrained(self._path, trust_remote_code=self._trusted)
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trusted)
         except (OSError, ValueError) as error:
             reason = without_code(error, self._key, str(error))
-            raise ValueError(f"{self._key}.path={self._path}: cannot load a tokenizer ({reason})") from error
+            raise ValueError(f"{self._key}.path={path}: cannot load a tokenizer ({reason})") from error
         if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # as from a folder without a tokenizer
-            raise ValueError(f"{self._key}.path={self._path}: there is no tokenizer beside the model; save it there")
+            raise ValueError(f"{self._key}.path={path}: there is no tokenizer beside the model; save it there")
         return tokenizer
 
     @cached_property
@@ -241,28 +246,40 @@ class ModelTerm(Term):
         """The processor beside a model that takes media; None of a model of text."""
         if type(self._config) not in MODEL_FOR_MULTIMODAL_LM_MAPPING:
             return None
-        try:
-            return media_processor(self._path, self._tokenizer, self._trusted)
-        except ValueError as error:
-            raise ValueError(f"{self._key}.path={error}") from error
+        with prefixed(f"{self._key}.path="):
+            return media_processor(self.options.path, self._tokenizer, self.options.trust_remote_code)
 
     @cached_property
     def _encoder(self) -> Encoder:
-        return Encoder(self._tokenizer, **self._rendering, processor=self._processor)
+        options = self.options
+        return Encoder(
+            self._tokenizer,
+            options.template,
+            options.system,
+            self._tools,
+            arguments=options.template_arguments,
+            processor=self._processor,
+        )
 
     @cached_property
     def _pad(self) -> int:
         """The padding token: the model's, else the tokenizer's, else the end token."""
-        known = [self._config.get_text_config().pad_token_id, self._tokenizer.pad_token_id]
-        return next((token for token in known if token is not None), self._tokenizer.eos_token_id)
+        tokens = [self._config.get_text_config().pad_token_id, self._tokenizer.pad_token_id]
+        return next((token for token in tokens if token is not None), self._tokenizer.eos_token_id)
+
+
+@dataclass(frozen=True)
+class ClassifierOptions(ModelTermOptions):
+    """The options of a classifier; `tools` is that of `Encoder`."""
+
+    tools: str | None
 
 
 class ClassifierTerm(ModelTerm):
     """A term that scores by a classifier of transformers, as the algorithms of this project export it.
 
     Args:
-        key, path, template, template_arguments, system, tools, micro_batch_tokens, dtype, trust_remote_code: as in
-            `ModelTerm`.
+        key, options: as in `ModelTerm`.
 
     Attributes:
         head: of the actor that was exported.
@@ -271,12 +288,15 @@ class ClassifierTerm(ModelTerm):
     head: ClassVar[str]
     shards: ClassVar[bool] = True
 
+    def __init__(self, key: str, options: ClassifierOptions) -> None:
+        super().__init__(key, options, options.tools)
+
     @property
     def _auto_class(self) -> Any:
         return CLASSIFIERS[self.head].class_of(self._config)
 
     def _check_config(self) -> None:
-        check_classifier(self._config, self.head, f"{self._key}.path={self._path}")
+        check_classifier(self._config, self.head, f"{self._key}.path={self.options.path}")
 
     def _configure(self, model: PreTrainedModel) -> None:
         model.config.get_text_config().pad_token_id = self._pad

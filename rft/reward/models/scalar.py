@@ -1,45 +1,34 @@
 """The score of a reward model: a sequence classifier of transformers, as `algorithm=reward_model` exports it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from rft.actor.score_moments import ScoreMoments, read_moments
 from rft.batch.encoded import EncodedText
-from rft.ranges import PositiveInt
-from rft.reward.models.base import ClassifierTerm
+from rft.reward.models.base import ClassifierOptions, ClassifierTerm
 
 
-class RewardModel(ClassifierTerm):
-    """Scores a prompt with its response and the end token, encoded as in training.
+@dataclass(frozen=True)
+class RewardModelOptions(ClassifierOptions):
+    """The options of a sequence classifier with one label.
 
-    Args:
-        key, path, template, template_arguments, system, tools, micro_batch_tokens, dtype, trust_remote_code: as in
-            `ModelTerm`; the path is that of a sequence classifier with one label.
+    Attributes:
         normalize: a score is less the mean and divided by the deviation that the model's config.json holds, or by
             these; false leaves it as it is.
     """
 
-    head = "score"
+    normalize: bool | ScoreMoments
 
-    def __init__(
-        self,
-        key: str,
-        path: str,
-        template: str,
-        template_arguments: dict[str, Any],
-        system: str | None,
-        tools: str | None,
-        micro_batch_tokens: PositiveInt,
-        dtype: Literal["float32", "bfloat16", "float16"],
-        trust_remote_code: bool,
-        normalize: bool | ScoreMoments,
-    ) -> None:
-        super().__init__(
-            key, path, template, template_arguments, system, tools, micro_batch_tokens, dtype, trust_remote_code
-        )
-        self._normalize = normalize
+
+class RewardModel(ClassifierTerm):
+    """Scores a prompt with its response and the end token, encoded as in training."""
+
+    Options = RewardModelOptions
+    options: RewardModelOptions
+    head = "score"
 
     def _check_config(self) -> None:
         super()._check_config()
@@ -47,8 +36,6 @@ class RewardModel(ClassifierTerm):
 
     @torch.no_grad()
     def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[float]:
-        """See `Term.values`."""
-
         def encode() -> list[EncodedText]:
             return [
                 self._encoder.example({**row, "response": response})[0]
@@ -61,14 +48,15 @@ class RewardModel(ClassifierTerm):
 
     def _moments(self) -> ScoreMoments | None:
         """The mean and deviation that are applied; None: none."""
-        if isinstance(self._normalize, ScoreMoments):
-            return self._normalize
-        if not self._normalize:
+        normalize, path = self.options.normalize, self.options.path
+        if isinstance(normalize, ScoreMoments):
+            return normalize
+        if not normalize:
             return None
         key = f"{self._key}.normalize=true"
-        if (found := read_moments(self._config, f"{key}: config.json of {self._path}")) is None:
+        if (moments := read_moments(self._config, f"{key}: config.json of {path}")) is None:
             raise ValueError(
-                f"{key}: config.json of {self._path} has no mean and std, which a run with actor.head=score and a "
+                f"{key}: config.json of {path} has no mean and std, which a run with actor.head=score and a "
                 f"held-out set saves; give them as {self._key}.normalize={{mean: <number>, std: <number>}}"
             )
-        return found
+        return moments

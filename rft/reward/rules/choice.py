@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from rft.reward.registry import REWARDS
+from rft.reward.term import REWARDS
 
 # What may stand around a letter: "**B**", "(B)", "\(B\)", "option B", "\boxed{\text{B}}". So many at most, or
 # the time for a text of nothing but such signs would grow with the square of its length.
@@ -38,8 +38,8 @@ def _patterns(letters: str, markers: tuple[str, ...]) -> tuple[list[re.Pattern[s
 def _chosen(response: str, letters: str, markers: list[str]) -> str | None:
     places, alone = _patterns(letters.upper(), tuple(markers))
     for place in places:
-        if found := place.findall(response):
-            return str(found[-1]).upper()
+        if letters_there := place.findall(response):
+            return str(letters_there[-1]).upper()
     first = alone.match(response)
     return first[1] if first else None
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Literal
 
-from rft.reward.registry import REWARDS
+from rft.reward.term import REWARDS
 
 GOLD_MARKER = "####"
 # A sign counts only where no operand stands before it: "10-5" ends in 5, "x=-5" in -5. Signs between digits must cut
@@ -26,10 +26,10 @@ def _no_marker(method: str, markers: list[str]) -> str | None:
 
 
 def _stated(response: str, method: str, markers: list[str]) -> str | None:
-    found = number_of(response, method, markers)
-    if found is None:
+    number = number_of(response, method, markers)
+    if number is None:
         return None
-    text = f"{found:f}" if found else "0"  # not -0
+    text = f"{number:f}" if number else "0"  # not -0
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
@@ -71,11 +71,11 @@ def gsm8k(response: str, row: Mapping[str, Any], *, method: Literal["strict", "f
 
 def number_of(response: str, method: str, markers: Sequence[str]) -> Decimal | None:
     """The number in a response, with the options of `gsm8k`; None where there is none."""
-    found = marked_number(response, markers)
-    if found is None and method == "flexible":
+    number = marked_number(response, markers)
+    if number is None and method == "flexible":
         numbers = NUMBER.findall(response)
-        found = value(numbers[-1]) if numbers else None
-    return found
+        number = value(numbers[-1]) if numbers else None
+    return number
 
 
 def gold_number(answer: str) -> Decimal:
@@ -84,15 +84,15 @@ def gold_number(answer: str) -> Decimal:
     Raises:
         ValueError: there is none.
     """
-    found = marked_number(answer, [GOLD_MARKER])
-    if found is None:
+    number = marked_number(answer, [GOLD_MARKER])
+    if number is None:
         plain = NUMBER.fullmatch(answer.strip().removesuffix("%").rstrip("\\ "))
         if plain is None:
             raise ValueError(
                 f"the field 'answer' holds no number behind {GOLD_MARKER}: {answer[-80:]!r}; write it or remove the row"
             )
-        found = value(plain.group())
-    return found
+        number = value(plain.group())
+    return number
 
 
 def marked_number(text: str, markers: Sequence[str]) -> Decimal | None:

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from rft.data.strict_json import value_of
-from rft.reward.registry import REWARDS
 from rft.reward.rules.tags import bad_tag, last_block
-from rft.reward.term import Unscored
+from rft.reward.term import REWARDS, Unscored
 
 if TYPE_CHECKING:
     from referencing import Resource
@@ -21,7 +20,7 @@ TOO_DEEP = "the json schema refers to itself more often than can be followed"
 
 def json_text(response: str, tag: str | None, fence: str) -> str | None:
     """The part of a response that shall be JSON, with the options of `json`; None where there is no such part."""
-    text = response if tag is None else last_block(response, tag)
+    text = last_block(response, tag)
     if text is None or fence == "never":
         return text
     block = _last_fenced(text)
@@ -30,18 +29,13 @@ def json_text(response: str, tag: str | None, fence: str) -> str | None:
 
 def _last_fenced(text: str) -> str | None:
     """The lines of the last block between two lines with three backticks, of which the second has nothing else."""
-    found, start = None, None
+    block, start = None, None
     for fence in FENCE.finditer(text):
         if start is None:
             start = fence.end() + 1
         elif not fence["info"].strip(" \t"):
-            found, start = text[start : fence.start()], None
-    return found
-
-
-def json_value(text: str) -> Any:
-    """The value of a JSON text without keys that occur twice; see `value_of`."""
-    return value_of(text, unique=True)
+            block, start = text[start : fence.start()], None
+    return block
 
 
 def canonical(value: Any) -> str:
@@ -127,7 +121,7 @@ def field_value(row: Mapping[str, Any], field: str) -> Any:
     """
     value = row[field]
     try:
-        return json_value(value) if isinstance(value, str) else value
+        return value_of(value, unique=True) if isinstance(value, str) else value
     except ValueError as error:
         raise ValueError(
             f"the field {field!r} is not JSON ({error}): {value!r:.80}; correct or remove the row"
@@ -135,7 +129,7 @@ def field_value(row: Mapping[str, Any], field: str) -> Any:
 
 
 def _fault(tag: str | None, schema: dict[str, Any] | None, schema_field: str | None) -> str | None:
-    if tag is not None and (fault := bad_tag("tag", tag)) is not None:
+    if (fault := bad_tag("tag", tag)) is not None:
         return fault
     if schema is not None and schema_field is not None:
         return f"schema_field={schema_field}: there is also a schema; set one of schema and schema_field to null"
@@ -151,7 +145,7 @@ def _fault(tag: str | None, schema: dict[str, Any] | None, schema_field: str | N
 def _canonical(response: str, tag: str | None, fence: str) -> str | None:
     text = json_text(response, tag, fence)
     try:
-        return None if text is None else canonical(json_value(text))
+        return None if text is None else canonical(value_of(text, unique=True))
     except ValueError:
         return None
 
@@ -166,8 +160,8 @@ def _written(
     row: Mapping[str, Any], tag: str | None, fence: str, schema: dict[str, Any] | None, schema_field: str | None
 ) -> list[str]:
     """The `examples` of the schema, or a value if every value is right."""
-    known = schema if schema_field is None else field_value(row, schema_field)
-    values = [{"a": [1, 2.5, "b", None]}] if known is None else known.get("examples", [])
+    schema_of_row = schema if schema_field is None else field_value(row, schema_field)
+    values = [{"a": [1, 2.5, "b", None]}] if schema_of_row is None else schema_of_row.get("examples", [])
     texts = []
     for text in (json.dumps(value, ensure_ascii=False) for value in values):
         fenced = f"Here it is:\n```json\n{text}\n```\n"
@@ -213,11 +207,11 @@ def json_valid(
     if text is None:
         return 0.0
     try:
-        value = json_value(text)
+        value = value_of(text, unique=True)
     except ValueError:
         return 0.0
-    known = schema if schema_field is None else field_value(row, schema_field)
+    schema_of_row = schema if schema_field is None else field_value(row, schema_field)
     try:
-        return float(known is None or is_valid(value, known))
+        return float(schema_of_row is None or is_valid(value, schema_of_row))
     except RecursionError:
         return Unscored(TOO_DEEP)

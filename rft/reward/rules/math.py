@@ -6,15 +6,12 @@ from functools import lru_cache
 from typing import Annotated, Any
 
 from rft.ranges import Range
-from rft.reward.registry import REWARDS
 from rft.reward.rules.gsm8k import GOLD_MARKER
-from rft.reward.rules.math_check.answer import Place, boxed, final_answer, seen
-from rft.reward.rules.math_check.canonical import canonical, checked
-from rft.reward.rules.math_check.clean import Unreadable
-from rft.reward.rules.math_check.equal import Comparison
+from rft.reward.rules.math_check.answer import Place, Unreadable, boxed, final_answer, seen
+from rft.reward.rules.math_check.equal import Comparison, canonical, checked
 from rft.reward.rules.math_check.formula import Failed, installed
 from rft.reward.rules.math_check.parse import Answer, readings
-from rft.reward.term import Unscored
+from rft.reward.term import REWARDS, Unscored
 
 
 def _fault(extract_from: list[Place], markers: list[str]) -> str | None:
@@ -28,11 +25,11 @@ def _fault(extract_from: list[Place], markers: list[str]) -> str | None:
 
 
 def _extract(response: str, extract_from: list[Place], markers: list[str], percent_as_unit: bool) -> str | None:
-    found = final_answer(response, extract_from, markers)
-    if found is None:
+    answer = final_answer(response, extract_from, markers)
+    if answer is None:
         return None
     try:
-        return canonical(readings(found, True)[0], percent_as_unit)
+        return canonical(readings(answer, True)[0], percent_as_unit)
     except Unreadable:
         return None
 
@@ -52,14 +49,14 @@ def _gold_text(answer: Any) -> str:
 
 @lru_cache(maxsize=4096)
 def _gold_readings(text: str) -> tuple[Answer, ...]:
-    found = _gold_text(text)
+    gold = _gold_text(text)
     try:
-        answers = readings(found.strip())
+        answers = readings(gold.strip())
         for answer in answers:
             checked(answer)
     except Unreadable as error:
         raise ValueError(
-            f"the field 'answer' cannot be parsed, as {error}: {found[:80]!r}; write a number, LaTeX or a few words, "
+            f"the field 'answer' cannot be parsed, as {error}: {gold[:80]!r}; write a number, LaTeX or a few words, "
             "or remove the row"
         ) from error
     return answers
@@ -126,12 +123,12 @@ def math_answer(
         ValueError: the row's `answer` cannot be parsed, or has different boxes with other words between them.
     """
     gold = _gold(row)
-    found = final_answer(response, extract_from, markers)
-    if found is None:
+    answer = final_answer(response, extract_from, markers)
+    if answer is None:
         return 0.0
     compare = Comparison(float_rounding, percent_as_unit)
     try:
-        return float(any(compare.equal(this, that) for that in readings(found, True) for this in gold))
+        return float(any(compare.equal(this, that) for that in readings(answer, True) for this in gold))
     except Unreadable:
         return 0.0
     except Failed as error:

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from rft.reward.registry import REWARDS
 from rft.reward.rules.tags import bad_tag, last_block
+from rft.reward.term import REWARDS
 
 ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 # Chinese and Japanese have no blanks between words: every character counts as a word.
@@ -17,12 +17,12 @@ CHARACTERS = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\
 
 def words_of(text: str) -> list[str]:
     """The words of a text in lower case, without punctuation and the articles a, an, the."""
-    kept = "".join(letter for letter in text.lower() if not _is_punctuation(letter))
+    kept = "".join(
+        letter
+        for letter in text.lower()
+        if letter not in string.punctuation and not unicodedata.category(letter).startswith("P")
+    )
     return CHARACTERS.sub(r" \g<0> ", ARTICLES.sub(" ", kept)).split()
-
-
-def _is_punctuation(letter: str) -> bool:
-    return letter in string.punctuation or unicodedata.category(letter).startswith("P")
 
 
 def _golds(row: Mapping[str, Any]) -> list[list[str]]:
@@ -32,26 +32,21 @@ def _golds(row: Mapping[str, Any]) -> list[list[str]]:
         raise ValueError(
             f"the field 'answer' is neither a text nor a list of texts: {answer!r:.80}; name another field"
         )
-    found = [words for text in texts if (words := words_of(str(text)))]
-    if not found:
+    golds = [words for text in texts if (words := words_of(str(text)))]
+    if not golds:
         raise ValueError(
             f"the field 'answer' has no word besides articles and punctuation: {answer!r:.80}; write one, choose "
             "reward/terms=[exact_match], or remove the row"
         )
-    return found
+    return golds
 
 
 def _words(response: str, tag: str | None) -> list[str]:
-    return words_of((response if tag is None else last_block(response, tag)) or "")
+    return words_of(last_block(response, tag) or "")
 
 
 def _text(response: str, tag: str | None) -> str | None:
     return " ".join(_words(response, tag)) or None
-
-
-def _f1(words: list[str], gold: list[str]) -> float:
-    """2 precision recall / (precision + recall) of the words; a word counts as often as both have it."""
-    return 2 * (Counter(words) & Counter(gold)).total() / (len(words) + len(gold))
 
 
 def _written(row: Mapping[str, Any], metric: str, tag: str | None) -> list[str]:
@@ -71,7 +66,7 @@ def _written(row: Mapping[str, Any], metric: str, tag: str | None) -> list[str]:
     gold=_golds,
     writes=_written,
     others=lambda metric: {"f1": "less", "exact": "zero", "contains": "any"}[metric],
-    fault=lambda tag: None if tag is None else bad_tag("tag", tag),
+    fault=lambda tag: bad_tag("tag", tag),
 )
 def overlap(
     response: str, row: Mapping[str, Any], *, metric: Literal["f1", "exact", "contains"], tag: str | None
@@ -91,8 +86,8 @@ def overlap(
         ValueError: the row's `answer` is neither a text nor a list of texts, or has no word.
     """
     words, golds = _words(response, tag), _golds(row)
-    if metric == "f1":
-        return max(_f1(words, gold) for gold in golds)
+    if metric == "f1":  # 2 precision recall / (precision + recall) of the words; one counts as often as both have it
+        return max(2 * (Counter(words) & Counter(gold)).total() / (len(words) + len(gold)) for gold in golds)
     if metric == "exact":
         return float(words in golds)
     return float(any(f" {' '.join(gold)} " in f" {' '.join(words)} " for gold in golds))

@@ -44,14 +44,13 @@ class ReasoningGymScore(RowTerm):
     def __init__(self, key: str, tag: str | None, run_answers: bool) -> None:
         if importlib.util.find_spec("reasoning_gym") is None:
             raise ValueError(f'{key} needs the package reasoning-gym: pip install "rft[reasoning_gym]"')
-        if tag is not None and (fault := bad_tag("tag", tag)) is not None:
+        if (fault := bad_tag("tag", tag)) is not None:
             raise ValueError(f"{key}.{fault}")
         self._key = key
         self._tag = tag
         self._run_answers = run_answers
 
     def check_row(self, row: Mapping[str, Any]) -> None:
-        """See `Term.check_row`."""
         entry = row[REASONING_GYM]
         if not isinstance(entry, dict) or not {"task", "options", "answer", "metadata"} <= entry.keys():
             raise ValueError(
@@ -64,16 +63,14 @@ class ReasoningGymScore(RowTerm):
             )
 
     def value(self, response: str, row: Mapping[str, Any]) -> Any:
-        """See `RowTerm.value`."""
         entry, answer = row[REASONING_GYM], self.extract(response)
         if answer is None:
             return 0.0
         return _task(entry["task"], json.dumps(entry["options"])).score_answer(answer, entry)
 
     def extract(self, response: str) -> str | None:
-        """See `Term.extract`."""
-        found = response if self._tag is None else last_block(response, self._tag)
-        return None if found is None else found.strip()
+        answer = last_block(response, self._tag)
+        return None if answer is None else answer.strip()
 
 
 @cache

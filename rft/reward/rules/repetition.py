@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from rft.ranges import Range
-from rft.reward.registry import REWARDS
+from rft.reward.term import REWARDS
 
 
 @REWARDS.register("repetition")

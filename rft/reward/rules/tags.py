@@ -4,18 +4,24 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from rft.reward.registry import REWARDS
+from rft.reward.term import REWARDS
 
 NAME = re.compile(r"[A-Za-z_][\w.:-]*")
 
 
-def bad_tag(option: str, tag: str) -> str | None:
-    """The message about an option with a text that is no name of a tag, or None."""
-    return None if NAME.fullmatch(tag) else f"{option}: {tag!r} is no name of a tag; write it without brackets: think"
+def bad_tag(option: str, tag: str | None) -> str | None:
+    """The message about an option with a text that is no name of a tag; None where it is one, or null."""
+    right = tag is None or NAME.fullmatch(tag)
+    return None if right else f"{option}: {tag!r} is no name of a tag; write it without brackets: think"
 
 
-def last_block(response: str, tag: str) -> str | None:
-    """The text between the last closing tag and the opening tag before it; None where there is no such pair."""
+def last_block(response: str, tag: str | None) -> str | None:
+    """The text between the last closing tag and the opening tag before it; None where there is no such pair.
+
+    Without a tag it is the whole response.
+    """
+    if tag is None:
+        return response
     end = response.rfind(f"</{tag}>")
     start = response.rfind(f"<{tag}>", 0, max(end, 0))
     return None if start < 0 else response[start + len(f"<{tag}>") : end]

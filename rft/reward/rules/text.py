@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from rft.reward.registry import REWARDS
+from rft.reward.term import REWARDS
 
 
 def gold_text(row: Mapping[str, Any]) -> str:

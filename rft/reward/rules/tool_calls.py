@@ -5,21 +5,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from rft.batch.row_fields import EPISODE_FIELD
+from rft.data.strict_json import value_of
 from rft.data.tool_calls import TOOL_CALLS, Schema, ToolCall
 from rft.errors import did_you_mean, messages_of
 from rft.registry import Plugin
-from rft.reward.registry import REWARDS
 from rft.reward.rules.json_schema import (
     TOO_DEEP,
     canonical,
     field_value,
     is_valid,
     json_text,
-    json_value,
     missing_package,
     schema_fault,
 )
-from rft.reward.term import Unscored
+from rft.reward.term import REWARDS, Unscored
 
 NO_ARGUMENTS = {"type": "object", "maxProperties": 0}
 LIST = "list"  # the format of a response that is a JSON list of calls
@@ -37,10 +36,10 @@ def _plugin(format: Format) -> Plugin | None:
 
 
 def _format_fault(format: Format) -> str | None:
-    node, known = _node(format), [LIST, *TOOL_CALLS.names()]
+    node, formats = _node(format), [LIST, *TOOL_CALLS.names()]
     name = str(node.get("name"))
-    if name not in known:
-        cure = f"{did_you_mean(name, known)}; choose one of: {', '.join(known)}"
+    if name not in formats:
+        cure = f"{did_you_mean(name, formats)}; choose one of: {', '.join(formats)}"
         return f"format: no format of tool calls is called {name!r}{cure}"
     if name == LIST and len(node) > 1:
         return "format: list takes no options; write format: list"
@@ -74,7 +73,7 @@ def calls_in(response: str, format: Format, tools: Mapping[str, Schema]) -> list
 def _listed(response: str) -> list[ToolCall] | None:
     """The calls of a response that is, or whose last fenced block is, a JSON list of them or a single one."""
     try:
-        value = json_value(json_text(response, None, "optional") or "")
+        value = value_of(json_text(response, None, "optional") or "", unique=True)
     except ValueError:
         return None
     return _all_read([_call(item) for item in (value if isinstance(value, list) else [value])])
@@ -102,7 +101,7 @@ def _expected(row: Mapping[str, Any], field: str) -> list[ToolCall]:
         ValueError: they are no calls; names the field.
     """
     value = field_value(row, field)
-    found = []
+    calls = []
     for item in value if isinstance(value, list) else [value]:
         function, call = _function(item), None
         if isinstance(function, dict) and {"name", "arguments"} <= {*function}:
@@ -112,8 +111,8 @@ def _expected(row: Mapping[str, Any], field: str) -> list[ToolCall]:
                 f"the field {field!r} has what is no call: {item!r:.80}; write a list of "
                 '{"name": ..., "arguments": {...}}, best as a JSON text'
             )
-        found.append(call)
-    return found
+        calls.append(call)
+    return calls
 
 
 def _texts(calls: Sequence[ToolCall]) -> list[str]:

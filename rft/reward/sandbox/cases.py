@@ -1,4 +1,4 @@
-"""Cases of a program as a row of a data set has them."""
+"""Cases of a program as a row of a data set has them, and programs that pass them, which mode=verify runs."""
 
 import ast
 import builtins
@@ -15,6 +15,16 @@ FORMS = (
     "{inputs, outputs} with or without fn_name, or a text with assert statements or check(candidate)"
 )
 CHECK = "check"  # HumanEval's function of the tests
+Answers = list[tuple[tuple[Any, ...], dict[str, Any], Any]]  # arguments by position and by name, value
+
+STDIN = """\
+import sys
+print({runs!r}[sys.stdin.read()])
+"""
+FUNCTION = """\
+def {name}(*args, **named):
+    return next(value for positions, names, value in {answers!r} if (positions, names) == (args, named))
+"""
 
 
 @dataclass(frozen=True)
@@ -116,15 +126,15 @@ class _Reader:
             return _pairs(value)
         if not isinstance(value, Sequence):
             raise ValueError(f"a {type(value).__name__}")
-        if all(isinstance(one, str) for one in value):
+        if all(isinstance(test, str) for test in value):
             return read_statements("\n".join(value), self.asserts, self.entry_point)
-        if all("testtype" in one and one["testtype"] == "functional" for one in value):  # LiveCodeBench
+        if all("testtype" in test and test["testtype"] == "functional" for test in value):  # LiveCodeBench
             if self.entry_point is None:
                 raise ValueError("they are functional; set entry_point to the field with the function's name")
-            pairs = {name: [one[name] for one in value] for name in ("input", "output")}
+            pairs = {name: [test[name] for test in value] for name in ("input", "output")}
             return _pairs({**pairs, "fn_name": self.entry_point})
-        if all("input" in one for one in value):
-            return Cases(runs=tuple(StdinCase(_text(one["input"]), _text(one["output"])) for one in value))
+        if all("input" in test for test in value):
+            return Cases(runs=tuple(StdinCase(_text(test["input"]), _text(test["output"])) for test in value))
         return Cases(calls=tuple(map(_call, value)))
 
 
@@ -205,9 +215,9 @@ def _calls_check(statement: ast.stmt) -> bool:
 
 def _check_body(check: ast.FunctionDef, entry_point: str) -> list[ast.stmt]:
     """The assert statements of check(candidate), about the function itself; other bodies stay a function."""
-    (parameter,) = [one.arg for one in check.args.args]
-    names = [one for one in ast.walk(check) if isinstance(one, ast.Name)]
-    if all(isinstance(one, ast.Assert) or _is_text(one) for one in check.body) and entry_point not in _bound(check):
+    (parameter,) = [node.arg for node in check.args.args]
+    names = [node for node in ast.walk(check) if isinstance(node, ast.Name)]
+    if all(isinstance(node, ast.Assert) or _is_text(node) for node in check.body) and entry_point not in _bound(check):
         for name in names:
             name.id = entry_point if name.id == parameter else name.id
         return check.body
@@ -221,7 +231,7 @@ def _is_text(statement: ast.stmt) -> bool:
 def _has_no_effect(statement: ast.stmt, body: list[ast.stmt]) -> bool:
     """A text, `assert True`, or a literal that is not used, such as HumanEval's METADATA."""
     if isinstance(statement, ast.Assign) and _literal(statement.value):
-        names = {one.id for target in statement.targets for one in ast.walk(target) if isinstance(one, ast.Name)}
+        names = {node.id for target in statement.targets for node in ast.walk(target) if isinstance(node, ast.Name)}
         return not any(names & _loaded(other) for other in body)
     if isinstance(statement, ast.Assert) and isinstance(statement.test, ast.Constant):
         return bool(statement.test.value)
@@ -231,13 +241,13 @@ def _has_no_effect(statement: ast.stmt, body: list[ast.stmt]) -> bool:
 def _script(body: list[ast.stmt], entry_point: str | None) -> Script:
     """Imports and functions are the setup; of the rest, each assert statement is a test, or else all are one."""
     kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
-    setup = [one for one in body if isinstance(one, kinds)]
-    rest = [one for one in body if not isinstance(one, kinds)]
-    single = all(isinstance(one, ast.Assert) for one in rest)
+    setup = [statement for statement in body if isinstance(statement, kinds)]
+    rest = [statement for statement in body if not isinstance(statement, kinds)]
+    single = all(isinstance(statement, ast.Assert) for statement in rest)
     tests = tuple(map(ast.unparse, rest)) if single else (_source(rest),)
     bound, loaded = set().union(*map(_bound, body)), set().union(*map(_loaded, body))
-    own = {entry_point} if entry_point else set()
-    return Script(_source(setup), tests, tuple(sorted(own | loaded - bound - vars(builtins).keys())))
+    tested = {entry_point} if entry_point else set()
+    return Script(_source(setup), tests, tuple(sorted(tested | loaded - bound - vars(builtins).keys())))
 
 
 def _source(statements: Iterable[ast.stmt]) -> str:
@@ -245,24 +255,24 @@ def _source(statements: Iterable[ast.stmt]) -> str:
 
 
 def _loaded(tree: ast.AST) -> set[str]:
-    return {one.id for one in ast.walk(tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
 
 
 def _bound(tree: ast.AST) -> set[str]:
     """The names to which a tree gives a value anywhere."""
-    found = set()
-    for one in ast.walk(tree):
-        if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load):
-            found.add(one.id)
-        elif isinstance(one, ast.FunctionDef | ast.ClassDef):
-            found.add(one.name)
-        elif isinstance(one, ast.arg):
-            found.add(one.arg)
-        elif isinstance(one, ast.alias):
-            found.add((one.asname or one.name).partition(".")[0])
-        elif isinstance(one, ast.ExceptHandler) and one.name:
-            found.add(one.name)
-    return found
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            names.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, ast.alias):
+            names.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            names.add(node.name)
+    return names
 
 
 def _compared(test: ast.expr, others: set[str]) -> Call | None:
@@ -309,3 +319,35 @@ def _literal(node: ast.expr) -> bool:
     except (ValueError, TypeError, SyntaxError):
         return False
     return True
+
+
+def gold_program(tests: Cases) -> str | None:
+    """A program that passes all tests; None if a test is anything but a run or a function of literals."""
+    if tests.script is not None:
+        return None
+    if tests.runs:
+        return STDIN.format(runs={case.input: case.output for case in tests.runs})
+    answers: dict[str, Answers] = {}
+    for call in tests.calls:
+        if (request := _arguments(call)) is None:
+            return None
+        name, positions, named = request
+        answers.setdefault(name, []).append((positions, named, call.accepted[0]))
+    functions = [FUNCTION.format(name=name, answers=entries) for name, entries in answers.items()]
+    return "\n".join(["from math import inf", *functions])
+
+
+def _arguments(call: Call) -> tuple[str, tuple[Any, ...], dict[str, Any]] | None:
+    """The function that a test calls, and its arguments; None if it is none, or an argument is no literal."""
+    if "function" in call.request:
+        return call.request["function"], tuple(call.request["args"]), {}
+    node = ast.parse(call.request["expression"], mode="eval").body
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "bool" and node.args:
+        node = node.args[0]
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        return None
+    try:
+        named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg is not None}
+        return node.func.id, tuple(map(ast.literal_eval, node.args)), named
+    except (ValueError, TypeError, SyntaxError):
+        return None

@@ -5,22 +5,19 @@ import math
 import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from rft.ranges import NonNegativeFloat
-from rft.reward.sandbox.cases import Asserts, Call, Cases, Script, StdinCase, read_tests
-from rft.reward.sandbox.gold import gold_program
+from rft.reward.sandbox.cases import Asserts, Call, Cases, Script, StdinCase, gold_program, read_tests
 from rft.reward.sandbox.isolation import harness
 from rft.reward.sandbox.options import Outcome, SandboxOptions
 from rft.reward.sandbox.sandbox import Sandbox
 from rft.reward.sandbox.separate import count_passed
 from rft.reward.term import RowTerm, Unscored
 
-Part = Literal["last_block", "whole"]
-Score = Literal["all", "share"]
-Stdout = Literal["numbers", "text"]
 HARNESS = f"{Path(harness.__file__).read_text()}\nmain()\n"
 BLOCK = re.compile(r"^[ \t]*```(?:python3?|py)[ \t]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE | re.IGNORECASE)
 PRINTED = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?")  # not 007
@@ -28,10 +25,11 @@ DECIMALS = Context(Emax=MAX_EMAX, Emin=MIN_EMIN)  # holds every number that a pr
 DIGITS = 4300  # of an integer that Python reads by default; its time grows with the square of the digits
 
 
-class ProgramTests(RowTerm):
-    """Runs the program in a response on the tests of its row. A program that fails or exceeds a limit fails the test.
+@dataclass(frozen=True)
+class ProgramOptions:
+    """The options of a term that runs programs.
 
-    Args:
+    Attributes:
         field: of the row, with the tests; see `read_tests` for their forms.
         program: `last_block` is the last fenced block of Python, `whole` the whole response.
         score: `all` is 1 if every test passes, else 0; `share` is the share that passes.
@@ -44,30 +42,37 @@ class ProgramTests(RowTerm):
         prelude: Python source in front of every program, such as imports.
     """
 
+    field: str
+    program: Literal["last_block", "whole"]
+    score: Literal["all", "share"]
+    entry_point: str | None
+    asserts: Asserts
+    stdout: Literal["numbers", "text"]
+    tolerance: NonNegativeFloat
+    prelude: str
+
+
+class ProgramTests(RowTerm):
+    """Runs the program in a response on the tests of its row. A program that fails or exceeds a limit fails the test.
+
+    Args:
+        options: an object of `Options`.
+
+    Attributes:
+        Options: the class of the options.
+        options: as given.
+    """
+
+    Options: ClassVar[type[ProgramOptions]] = ProgramOptions
     in_workers: ClassVar[bool] = False
     thoughts = "skip"
 
-    def __init__(
-        self,
-        field: str,
-        program: Part,
-        score: Score,
-        entry_point: str | None,
-        asserts: Asserts,
-        stdout: Stdout,
-        tolerance: float,
-        prelude: str,
-    ) -> None:
-        self.reads = (field,) if entry_point is None else (field, entry_point)
-        self._field = field
-        self._entry_point = entry_point
-        self._block = program == "last_block"
-        self._all = score == "all"
+    def __init__(self, options: ProgramOptions) -> None:
+        self.options = options
+        entry_point = options.entry_point
+        self.reads = (options.field,) if entry_point is None else (options.field, entry_point)
+        self._all = options.score == "all"
         self.others = "zero" if self._all else "less"
-        self._asserts: Asserts = asserts
-        self._numbers = stdout == "numbers"
-        self._tolerance = tolerance
-        self._prelude = f"{prelude}\n" if prelude else ""
 
     @abstractmethod
     def run(self, program: str, stdin: str) -> Outcome:
@@ -82,23 +87,26 @@ class ProgramTests(RowTerm):
         self._tests(row)
 
     def _tests(self, row: Mapping[str, Any]) -> Cases:
-        name = None if self._entry_point is None else str(row[self._entry_point])
-        return read_tests(row[self._field], self._field, self._asserts, name)
+        field, entry_point = self.options.field, self.options.entry_point
+        name = None if entry_point is None else str(row[entry_point])
+        return read_tests(row[field], field, self.options.asserts, name)
 
     def gold_responses(self, row: Mapping[str, Any]) -> Sequence[str]:
-        """See `Term.gold_responses`: a program that knows the expected values."""
+        """A program that knows the expected values."""
         program = gold_program(self._tests(row))
         if program is None:
             return ()
-        return (f"So I write:\n```python\n{program}```\nIt passes.\n" if self._block else program,)
+        block = f"So I write:\n```python\n{program}```\nIt passes.\n"
+        return (block if self.options.program == "last_block" else program,)
 
     def value(self, response: str, row: Mapping[str, Any]) -> float | Unscored:
-        """See `RowTerm.value`; `Unscored` where the sandbox itself fails."""
+        """1, 0 or a share; `Unscored` where the sandbox itself fails."""
         tests = self._tests(row)
-        program = extract_program(response) if self._block else response
+        program = extract_program(response) if self.options.program == "last_block" else response
         if program is None:
             return 0.0
-        passed = self._passed(self._prelude + program, tests)
+        prelude = self.options.prelude
+        passed = self._passed(f"{prelude}\n{program}" if prelude else program, tests)
         if isinstance(passed, Unscored):
             return passed
         return float(passed == len(tests)) if self._all else passed / len(tests)
@@ -109,12 +117,12 @@ class ProgramTests(RowTerm):
             return self._passed_calls(program, tests)
         if tests.script is not None:
             return self.count_passed(program, tests.script)
-        passed = 0
+        passed, tolerance = 0, self.options.tolerance if self.options.stdout == "numbers" else None
         for case in tests.runs:
             outcome = self.run(program, case.input)
             if outcome.status == "refused":
                 return _unscored(outcome)
-            right = passes(case, outcome, self._tolerance if self._numbers else None)
+            right = passes(case, outcome, tolerance)
             passed += right
             if self._all and not right:
                 break
@@ -127,7 +135,14 @@ class ProgramTests(RowTerm):
             return _unscored(outcome)
         if self._all and outcome.status != "ok":
             return 0
-        return count_right(tests.calls, outcome.stdout, self._tolerance)
+        return count_right(tests.calls, outcome.stdout, self.options.tolerance)
+
+
+@dataclass(frozen=True)
+class CodeOptions(ProgramOptions):
+    """The options of `CodeTests`; `sandbox` says how programs are isolated."""
+
+    sandbox: SandboxOptions
 
 
 class CodeTests(ProgramTests):
@@ -135,37 +150,23 @@ class CodeTests(ProgramTests):
 
     Args:
         key: supplied; the term's place in the yaml.
-        field, program, score, entry_point, asserts, stdout, tolerance, prelude: see `ProgramTests`.
-        sandbox: how programs are isolated.
+        options: as in `ProgramTests`.
     """
 
-    def __init__(
-        self,
-        key: str,
-        field: str,
-        program: Part,
-        score: Score,
-        entry_point: str | None,
-        asserts: Asserts,
-        stdout: Stdout,
-        tolerance: NonNegativeFloat,
-        prelude: str,
-        sandbox: SandboxOptions,
-    ) -> None:
-        super().__init__(field, program, score, entry_point, asserts, stdout, tolerance, prelude)
-        self._sandbox = Sandbox(sandbox, f"{key}.sandbox")
-        self.threads = sandbox.workers
+    Options = CodeOptions
+
+    def __init__(self, key: str, options: CodeOptions) -> None:
+        super().__init__(options)
+        self._sandbox = Sandbox(options.sandbox, f"{key}.sandbox")
+        self.threads = options.sandbox.workers
 
     def check(self) -> None:
-        """See `Sandbox.check`."""
         self._sandbox.check()
 
     def run(self, program: str, stdin: str) -> Outcome:
-        """See `Sandbox.run`."""
         return self._sandbox.run(program, stdin)
 
     def count_passed(self, program: str, script: Script) -> int | Unscored:
-        """See `rft.reward.sandbox.separate`."""
         return count_passed(self._sandbox, program, script)
 
 
@@ -224,16 +225,16 @@ def count_right(calls: Sequence[Call], stdout: str, tolerance: float) -> int:
         stdout: of the harness, which the program can write too.
         tolerance: of floating point numbers.
     """
-    found: dict[int, Any] = {}
+    values: dict[int, Any] = {}
     for line in stdout.split("\n"):
         try:
             number, value = json.loads(line, parse_int=_integer)
             if type(number) is int:
-                found[number] = value
+                values[number] = value
         except (ValueError, TypeError, RecursionError):  # the program wrote it
             continue
     return sum(
-        number in found and any(equal(found[number], one, tolerance) for one in call.accepted)
+        number in values and any(equal(values[number], accepted, tolerance) for accepted in call.accepted)
         for number, call in enumerate(calls)
     )
 

@@ -13,8 +13,8 @@ from rft.reward.sandbox.sandbox import Sandbox
 @cache
 def _shared(options: str) -> tuple[Sandbox, threading.Semaphore]:
     """The sandbox of all interpreters of this process with these options, as JSON; checked. And its free workers."""
-    found = json.loads(options)
-    sandbox = Sandbox(SandboxOptions(**found | {"limits": Limits(**found["limits"])}))
+    nodes = json.loads(options)
+    sandbox = Sandbox(SandboxOptions(**nodes | {"limits": Limits(**nodes["limits"])}))
     sandbox.check()
     return sandbox, threading.Semaphore(sandbox.options.workers)
 

@@ -78,7 +78,8 @@ class Sandbox:
             if not Path(folder).is_dir():
                 raise ValueError(f"{self._key}.packages[{number}]={folder}: there is no such folder; name another")
         try:
-            missing = self._start()
+            with self._lock:
+                missing = self._start()
         except SandboxFailed as error:
             raise ValueError(f"{self._key}: {error}") from error
         if missing:
@@ -95,16 +96,22 @@ class Sandbox:
             limits: instead of those of the options.
         """
         limits = self.options.limits if limits is None else limits
+        text = memoryview(stdin.encode(errors="surrogateescape"))
+        (reader, feed), (stdout, out), (stderr, err) = (os.pipe() for _ in range(3))
+        job = _Job([feed, stdout, stderr], limits)
         try:
-            control, pipes = self._send()
+            try:
+                spawned = self.spawn(program, limits, (reader, out, err))
+            finally:
+                for descriptor in (reader, out, err):
+                    os.close(descriptor)
+            return job.run(spawned, text)
         except (SandboxFailed, ValueError) as error:
             return Outcome("refused", "", "", 0.0, str(error))
-        try:
-            return _Job(control, pipes, limits.output_kib * 1024).run(program, stdin, limits)
+        except OSError as error:
+            return Outcome("refused", "", "", 0.0, f"the supervisor does not answer: {error}")
         finally:
-            control.close()
-            for descriptor in pipes:
-                os.close(descriptor)
+            job.close()
 
     def run_many(self, jobs: Sequence[tuple[str, str]], limits: Limits | None = None) -> list[Outcome]:
         """Runs pairs (program, stdin), `workers` at the same time; the outcomes in the order of the pairs."""
@@ -130,14 +137,12 @@ class Sandbox:
     def _start(self) -> dict[str, str]:
         """Starts the fork server; returns the layers that are not available and not required, each with the reason.
 
+        The caller holds the lock.
+
         Raises:
             ValueError: a required layer is not available.
             SandboxFailed: the server does not start.
         """
-        with self._lock:
-            return self._start_locked()
-
-    def _start_locked(self) -> dict[str, str]:
         self._end()
         ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         folder = str(Path(__file__).parent)
@@ -158,13 +163,13 @@ class Sandbox:
         ours.settimeout(GRACE_S)  # of what it sends now, and of each program that it takes later
         try:
             with waiting(f"{self._key}: the run waits for the fork server of the sandbox"):
-                found = json.loads(ours.recv(CHUNK)[HEAD:])
+                probed = json.loads(ours.recv(CHUNK)[HEAD:])
         except (OSError, ValueError) as error:
             self._end()
             raise SandboxFailed(
                 f"the fork server of the sandbox did not start ({error!r}); see its traceback"
             ) from error
-        lacking: dict[str, str] = {layer: problem[1] for layer in self._layers if (problem := found[layer]) is not None}
+        lacking = {layer: str(problem[1]) for layer in self._layers if (problem := probed[layer]) is not None}
         lacking |= {layer: "switched off" for layer in LAYERS if layer not in self._layers}
         for layer in LAYERS:
             if layer in lacking and (layer == "namespaces" or layer in self.options.require):
@@ -181,28 +186,13 @@ class Sandbox:
         if (outcome.status, outcome.stdout) != ("ok", "3\n"):
             said = f"{outcome.status} {outcome.reason} {outcome.stderr}".strip()
             raise ValueError(f"{self._key}: a program that adds two numbers fails in the sandbox: {said}")
-        one = Limits(**asdict(self.options.limits) | {"processes": 1})
-        outcome = self.run(FORKS, "", one)
+        limits = Limits(**asdict(self.options.limits) | {"processes": 1})
+        outcome = self.run(FORKS, "", limits)
         if (outcome.status, outcome.stdout) != ("ok", "limited\n"):
             raise ValueError(
                 f"{self._key}.limits.processes: the kernel does not limit the processes of a program "
                 f"({outcome.status}); use Linux 5.14 or later"
             )
-
-    def _send(self) -> tuple[socket.socket, list[int]]:
-        """Sends the fork server a job; returns its control socket and our ends of stdin, stdout and stderr."""
-        reader, stdin = os.pipe()
-        stdout, out = os.pipe()
-        stderr, err = os.pipe()
-        try:
-            return self._hand_over((reader, out, err)), [stdin, stdout, stderr]
-        except (OSError, ValueError):
-            for descriptor in (stdin, stdout, stderr):
-                os.close(descriptor)
-            raise
-        finally:
-            for descriptor in (reader, out, err):
-                os.close(descriptor)
 
     def spawn(self, program: str, limits: Limits, streams: tuple[int, int, int]) -> "Spawned":
         """Starts a program that runs while the caller uses the other ends of its streams.
@@ -229,7 +219,7 @@ class Sandbox:
         try:
             with other, self._lock:
                 if self._server is None or self._server.poll() is not None or self._jobs is None:
-                    self._start_locked()
+                    self._start()
                 assert self._jobs is not None, "the fork server has just been started"
                 socket.send_fds(self._jobs, [b"job"], [other.fileno(), *streams])
         except (OSError, ValueError) as error:
@@ -254,15 +244,19 @@ class Spawned:
         control: the socket to the supervisor.
         program, limits: see `Sandbox.spawn`.
 
+    Attributes:
+        control: as given. When it can be read, the supervisor has ended the program.
+
     Raises:
         OSError: the supervisor does not take the program.
     """
 
     def __init__(self, control: socket.socket, program: str, limits: Limits) -> None:
-        self._control = control
+        self.control = control
         self._nonce = secrets.token_hex(16)
         control.settimeout(GRACE_S)
-        send_request(control, program, limits, self._nonce)
+        for value in (asdict(limits) | {"program": program}, self._nonce):
+            control.sendall(framed(json.dumps(value).encode()))
 
     def end(self, patience_s: float = 0.0) -> dict[str, Any]:
         """Ends every process of the program; its verdict: status, reason and seconds.
@@ -270,14 +264,19 @@ class Spawned:
         Args:
             patience_s: the program may end by itself for so long.
         """
-        with self._control:
+        with self.control:
             try:
-                if not readable(self._control.fileno(), patience_s):
-                    self._control.shutdown(socket.SHUT_WR)
+                if not readable(self.control.fileno(), patience_s):
+                    self.control.shutdown(socket.SHUT_WR)
                 said = bytearray()
-                while part := self._control.recv(CHUNK):
+                while part := self.control.recv(CHUNK):
                     said += part
-                return read_verdict(bytes(said), self._nonce)
+                if len(said) < HEAD:
+                    raise OSError("it ended without a verdict")
+                verdict: dict[str, Any] = json.loads(said[HEAD:])
+                if verdict["nonce"] not in (self._nonce, ""):
+                    raise OSError("its verdict has another nonce")
+                return verdict
             except OSError as error:
                 return {"status": "refused", "reason": f"the supervisor does not answer: {error}", "seconds": 0.0}
 
@@ -286,61 +285,57 @@ class _Job:
     """The trainer's side of one program: writes its input, reads its output up to a limit, and the verdict.
 
     Args:
-        control: the socket to the supervisor.
         pipes: the write end of stdin, and the read ends of stdout and stderr.
-        limit: bytes of each output.
+        limits: of the program.
     """
 
-    def __init__(self, control: socket.socket, pipes: list[int], limit: int) -> None:
-        self._control = control
+    def __init__(self, pipes: list[int], limits: Limits) -> None:
         self._pipes = pipes
-        self._limit = limit
+        self._limits = limits
+        self._most = limits.output_kib * 1024
         self._output = {pipes[1]: bytearray(), pipes[2]: bytearray()}
-        self._said = bytearray()
         self._ended = False
         self._selector = selectors.DefaultSelector()
 
-    def run(self, program: str, stdin: str, limits: Limits) -> Outcome:
-        """The outcome of the program."""
-        nonce = secrets.token_hex(16)
-        feed = memoryview(stdin.encode(errors="surrogateescape"))
-        for descriptor in self._pipes:
-            os.set_blocking(descriptor, False)
-        try:
-            send_request(self._control, program, limits, nonce)
-            self._exchange(feed, time.monotonic() + limits.seconds + GRACE_S)
-            verdict = read_verdict(bytes(self._said), nonce)
-        except OSError as error:
-            verdict = {"status": "refused", "reason": f"the supervisor does not answer: {error}", "seconds": 0.0}
-        finally:
-            self._selector.close()
-        status: Status = (
-            "output" if any(len(part) > self._limit for part in self._output.values()) else verdict["status"]
-        )
-        stdout, stderr = (part[: self._limit].decode(errors="replace") for part in self._output.values())
+    def run(self, spawned: Spawned, feed: memoryview) -> Outcome:
+        """The outcome of the program, whose input is `feed`.
+
+        Raises:
+            OSError: there is no verdict within the time of the program.
+        """
+        with spawned.control:
+            self._exchange(spawned.control, feed)
+            verdict = spawned.end()
+        exceeded = any(len(part) > self._most for part in self._output.values())
+        status: Status = "output" if exceeded else verdict["status"]
+        stdout, stderr = (part[: self._most].decode(errors="replace") for part in self._output.values())
         return Outcome(status, stdout, stderr, verdict["seconds"], verdict["reason"])
 
-    def _exchange(self, feed: memoryview, deadline: float) -> None:
+    def close(self) -> None:
+        """Closes the pipes."""
+        self._selector.close()
+        for descriptor in self._pipes:
+            os.close(descriptor)
+
+    def _exchange(self, control: socket.socket, feed: memoryview) -> None:
         """Writes the input and reads the output until the supervisor has ended the program."""
+        deadline = time.monotonic() + self._limits.seconds + GRACE_S
         stdin, *outputs = self._pipes
-        self._selector.register(self._control, selectors.EVENT_READ)
-        self._selector.register(stdin, selectors.EVENT_WRITE)
-        for descriptor in outputs:
-            self._selector.register(descriptor, selectors.EVENT_READ)
+        for descriptor in self._pipes:
+            os.set_blocking(descriptor, False)
+            self._selector.register(descriptor, selectors.EVENT_WRITE if descriptor == stdin else selectors.EVENT_READ)
+        self._selector.register(control, selectors.EVENT_READ)
         while True:
             if time.monotonic() > deadline:
                 raise OSError("no verdict within the time of the program")
             for key, _ in self._selector.select(1.0):
-                if key.fileobj is self._control:
-                    part = self._control.recv(CHUNK)
-                    self._said += part
-                    if not part:
-                        for descriptor in outputs:  # what the program wrote last
-                            self._read(descriptor)
-                        return
-                elif key.fileobj == stdin:
+                if key.fileobj is control:
+                    for descriptor in outputs:  # what the program wrote last
+                        self._read(descriptor, control)
+                    return
+                if key.fileobj == stdin:
                     feed = self._feed(stdin, feed)
-                elif not self._read(key.fd):
+                elif not self._read(key.fd, control):
                     self._selector.unregister(key.fd)
 
     def _feed(self, stdin: int, feed: memoryview) -> memoryview:
@@ -356,38 +351,18 @@ class _Job:
             self._pipes.remove(stdin)
         return feed
 
-    def _read(self, descriptor: int) -> bool:
+    def _read(self, descriptor: int, control: socket.socket) -> bool:
         """Reads what a pipe has; False at its end, or once the limit is passed, which ends the program."""
-        found = self._output[descriptor]
+        output = self._output[descriptor]
         try:
-            while len(found) <= self._limit:
-                part = os.read(descriptor, min(CHUNK, self._limit + 1 - len(found)))
-                found += part
+            while len(output) <= self._most:
+                part = os.read(descriptor, min(CHUNK, self._most + 1 - len(output)))
+                output += part
                 if not part:
                     return False
         except BlockingIOError:
             return True
         if not self._ended:
             self._ended = True
-            self._control.shutdown(socket.SHUT_WR)
+            control.shutdown(socket.SHUT_WR)
         return False
-
-
-def send_request(control: socket.socket, program: str, limits: Limits, nonce: str) -> None:
-    """Sends a supervisor its program, and the nonce that it repeats in the verdict."""
-    for value in (asdict(limits) | {"program": program}, nonce):
-        control.sendall(framed(json.dumps(value).encode()))
-
-
-def read_verdict(said: bytes, nonce: str) -> dict[str, Any]:
-    """The status, the reason and the seconds of a program, from all that its supervisor has written.
-
-    Raises:
-        OSError: the supervisor ended without a verdict, or it has another nonce.
-    """
-    if len(said) < HEAD:
-        raise OSError("it ended without a verdict")
-    verdict: dict[str, Any] = json.loads(said[HEAD:])
-    if verdict["nonce"] not in (nonce, ""):
-        raise OSError("its verdict has another nonce")
-    return verdict

@@ -2,17 +2,41 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from rft.ranges import NonNegativeFloat, PositiveInt, Seconds
+from rft.ranges import PositiveInt, Seconds
 from rft.remote.http_client import RequestFailed, ServerClient, bearer, key_named
 from rft.remote.retry import Backoff
-from rft.reward.sandbox.cases import Asserts, Script
-from rft.reward.sandbox.code import Part, ProgramTests, Score, Stdout
+from rft.reward.sandbox.cases import Script
+from rft.reward.sandbox.code import ProgramOptions, ProgramTests
 from rft.reward.sandbox.options import Outcome
 from rft.reward.term import Unscored
 
 PAUSES_S = (0.5, 60.0)  # the shortest and the longest pause between two calls
+
+
+@dataclass(frozen=True)
+class ServedCodeOptions(ProgramOptions):
+    """The options of `ServedCodeTests`.
+
+    Attributes:
+        address: of the server: http://host:8080.
+        token: the name of the environment variable that holds the server's bearer token, or null where it needs none.
+        seconds: of one run of a program, in the server.
+        memory_mib: of one run of a program.
+        concurrency: programs at the same time, of each process of the run.
+        deadline_s: seconds that one request may take.
+        tries: requests for one run of a program.
+    """
+
+    address: str
+    token: str | None
+    seconds: Seconds
+    memory_mib: PositiveInt
+    concurrency: PositiveInt
+    deadline_s: Seconds
+    tries: PositiveInt
 
 
 class ServedCodeTests(ProgramTests):
@@ -22,54 +46,30 @@ class ServedCodeTests(ProgramTests):
 
     Args:
         key: supplied; the term's place in the yaml.
-        field, program, score, entry_point, asserts, stdout, tolerance, prelude: see `ProgramTests`.
-        address: of the server: http://host:8080.
-        token: the name of the environment variable that holds the server's bearer token, or null where it needs none.
-        seconds: of one run of a program, in the server.
-        memory_mib: of one run of a program.
-        concurrency: programs at the same time, of each process of the run.
-        deadline_s: seconds that one request may take.
-        tries: requests for one run of a program.
+        options: as in `ProgramTests`.
 
     Raises:
         ValueError: the address is malformed; names the key.
     """
 
-    def __init__(
-        self,
-        key: str,
-        field: str,
-        program: Part,
-        score: Score,
-        entry_point: str | None,
-        asserts: Asserts,
-        stdout: Stdout,
-        tolerance: NonNegativeFloat,
-        prelude: str,
-        address: str,
-        token: str | None,
-        seconds: Seconds,
-        memory_mib: PositiveInt,
-        concurrency: PositiveInt,
-        deadline_s: Seconds,
-        tries: PositiveInt,
-    ) -> None:
-        super().__init__(field, program, score, entry_point, asserts, stdout, tolerance, prelude)
+    Options = ServedCodeOptions
+    options: ServedCodeOptions
+
+    def __init__(self, key: str, options: ServedCodeOptions) -> None:
+        super().__init__(options)
+        address, seconds, deadline_s = options.address, options.seconds, options.deadline_s
         if not address.startswith(("http://", "https://")):
             raise ValueError(f"{key}.address={address}: write it as http://host:8080")
         if deadline_s <= seconds:
             raise ValueError(f"{key}.deadline_s={deadline_s:g}: it must be longer than {key}.seconds={seconds:g}")
-        self.threads = concurrency
+        self.threads = options.concurrency
         self._key = key
         self._address = address.removesuffix("/").removesuffix("/run_code")
-        self._token = token
-        self._limits = {"run_timeout": seconds, "compile_timeout": seconds, "memory_limit_MB": memory_mib}
-        self._deadline_s = deadline_s
-        self._tries = tries
+        self._limits = {"run_timeout": seconds, "compile_timeout": seconds, "memory_limit_MB": options.memory_mib}
 
     def check(self) -> None:
         """Checks that the server runs a program. Raises a ValueError that names the key and the cure."""
-        key_named(self._token, self._key)
+        key_named(self.options.token, self._key)
         outcome = self.run("print(sum(map(int, input().split())))", "1 2")
         if (outcome.status, outcome.stdout) != ("ok", "3\n"):
             said = f"{outcome.status} {outcome.reason} {outcome.stderr}".strip()
@@ -79,16 +79,15 @@ class ServedCodeTests(ProgramTests):
             )
 
     def check_row(self, row: Mapping[str, Any]) -> None:
-        """See `ProgramTests.check_row`; tests that need a process apart from the program are refused."""
+        """Refuses tests that need a process apart from the program, too."""
         super().check_row(row)
         if self._tests(row).script is not None:
             raise ValueError(
-                f"the field {self._field!r} has tests that must run apart from the program, which a server cannot do; "
-                "use reward/terms=[code], or write each as `assert f(...) == literal`"
+                f"the field {self.options.field!r} has tests that must run apart from the program, which a server "
+                "cannot do; use reward/terms=[code], or write each as `assert f(...) == literal`"
             )
 
     def run(self, program: str, stdin: str) -> Outcome:
-        """See `ProgramTests.run`."""
         try:
             program.encode(), stdin.encode()
         except UnicodeEncodeError as error:
@@ -99,34 +98,34 @@ class ServedCodeTests(ProgramTests):
             return Outcome("refused", "", "", 0.0, str(error))
 
     def count_passed(self, program: str, script: Script) -> int | Unscored:
-        """See `ProgramTests.count_passed`; `check_row` has refused such rows."""
+        """None is counted: `check_row` has refused such rows."""
         return Unscored("no sandbox: a server cannot run tests apart from the program")
 
     async def _run(self, program: str, stdin: str) -> Outcome:
         """Raises a RequestFailed if the last request fails, or one that a repetition does not cure."""
         body = {"code": program, "language": "python", "stdin": stdin, **self._limits}
-        pauses = Backoff(*PAUSES_S)
-        for attempt in range(1, self._tries + 1):
+        pauses, tries = Backoff(*PAUSES_S), self.options.tries
+        for attempt in range(1, tries + 1):
             try:
                 return await self._post(body)
             except RequestFailed as error:
-                if attempt == self._tries or not error.transient:
-                    raise RequestFailed(f"{error} (call {attempt} of {self._tries})") from error
+                if attempt == tries or not error.transient:
+                    raise RequestFailed(f"{error} (call {attempt} of {tries})") from error
             await asyncio.sleep(pauses.next())
         raise AssertionError("there is at least one try")
 
     async def _post(self, body: Mapping[str, Any]) -> Outcome:
         client = self._client()
         try:
-            async with asyncio.timeout(self._deadline_s):
+            async with asyncio.timeout(self.options.deadline_s):
                 answer = await client.post("/run_code", body)
         except TimeoutError as error:
-            raise RequestFailed(f"{client.name}: waits for a program, {self._deadline_s:g} s") from error
+            raise RequestFailed(f"{client.name}: waits for a program, {self.options.deadline_s:g} s") from error
         with client.parse("the answer of /run_code"):
             return outcome_of(answer)
 
     def _client(self) -> ServerClient:
-        headers = bearer(key_named(self._token, self._key))
+        headers = bearer(key_named(self.options.token, self._key))
         return ServerClient(f"{self._key}.address={self._address}", self._address, headers, use_proxies=True)
 
 

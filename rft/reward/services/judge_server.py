@@ -8,7 +8,7 @@ from rft.ranges import PositiveInt
 from rft.remote.call_pool import BreakerOptions
 from rft.remote.http_client import ServerClient
 from rft.reward.models.grade import Grade, about_one
-from rft.reward.services.servers import Servers
+from rft.reward.services.remote import Servers
 from rft.reward.term import Term
 
 
@@ -58,14 +58,14 @@ class ServedJudge(Term):
 
     def check(self) -> None:
         """Checks that the servers have the model. Raises a ValueError that names the key and the cure."""
-        for name, known in self._servers.ask_all(_models):
-            if self._model not in known:
+        for name, models in self._servers.ask_all(_models):
+            if self._model not in models:
                 raise ValueError(
-                    f"{self._key}.model={self._model}: {name} serves {', '.join(known)}; name one of these"
+                    f"{self._key}.model={self._model}: {name} serves {', '.join(models)}; name one of these"
                 )
 
     async def values(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Any:
-        """See `Term.values`; of one response. A `Failure` has one of the reasons of `Servers.post`."""
+        """The grade of one response. A `Failure` has one of the reasons of `Servers.post`."""
         (response,), (row,) = responses, rows
         question = self._question.ask(row, response=response)
         asked = [{"role": "user", "content": question}] if isinstance(question, str) else openai_messages(question)

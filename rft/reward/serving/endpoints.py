@@ -10,12 +10,15 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
 from rft.batch.scores import Scores, number_or_none
 from rft.reward.compose import WeightedSum
+
+Entry = TypeVar("Entry")
+TITLES = {dict: "an object", str: "a text"}
 
 
 class Unanswerable(ValueError):
@@ -75,16 +78,14 @@ class ScoreEndpoint(Endpoint):
         self._fingerprints = fingerprints
 
     def read(self, body: Mapping[str, Any]) -> Batch:
-        """See `Endpoint.read`."""
-        responses = _texts(body, "responses")
+        responses = _entries(body, "responses", str)
         term = body.get("term")
         if not isinstance(term, str | None) or term not in self._fingerprints:
             known = ", ".join(name for name in self._fingerprints if name is not None)
             raise ValueError(f"term: there is no term {term!r:.80}, but {known}")
-        return Batch(responses, _objects(body, "rows", len(responses)), body)
+        return Batch(responses, _entries(body, "rows", dict, len(responses)), body)
 
     def answer(self, batch: Batch, scores: Scores, reward: WeightedSum) -> dict[str, Any]:
-        """See `Endpoint.answer`."""
         results = [
             {
                 "total": number_or_none(scores.total[number].item()),
@@ -104,9 +105,11 @@ class GetRewardEndpoint(Endpoint):
     path = "/get_reward"
 
     def read(self, body: Mapping[str, Any]) -> Batch:
-        """See `Endpoint.read`. A query is prompt and response; without prompts it is the response."""
-        queries = _texts(body, "query")
-        prompts = _texts(body, "prompts", len(queries)) if body.get("prompts") is not None else [""] * len(queries)
+        """A query is prompt and response; without prompts it is the response."""
+        queries = _entries(body, "query", str)
+        prompts = (
+            _entries(body, "prompts", str, len(queries)) if body.get("prompts") is not None else [""] * len(queries)
+        )
         labels = _list(body, "labels", len(queries)) if body.get("labels") is not None else None
         responses, rows = [], []
         for number, (query, prompt) in enumerate(zip(queries, prompts, strict=True)):
@@ -118,7 +121,7 @@ class GetRewardEndpoint(Endpoint):
         return Batch(responses, rows, body)
 
     def answer(self, batch: Batch, scores: Scores, reward: WeightedSum) -> dict[str, Any]:
-        """See `Endpoint.answer`. A term that is missing for a response is left out of `extra_logs`."""
+        """A term that is missing for a response is left out of `extra_logs`."""
         accuracies = scores.accuracies(reward.accuracy_terms(batch.rows))
         for values in (scores.total, accuracies):
             _all_scored(values, scores.unscored)
@@ -132,14 +135,13 @@ class VerifyEndpoint(Endpoint):
     path = "/verify"
 
     def read(self, body: Mapping[str, Any]) -> Batch:
-        """See `Endpoint.read`. The row has the other fields of the request and those of `verifier_metadata`."""
+        """The row has the other fields of the request and those of `verifier_metadata`."""
         asked, response = (_object(body, name) for name in ("responses_create_params", "response"))
         extra = _object(body, "verifier_metadata") if body.get("verifier_metadata") is not None else {}
         row = {name: value for name, value in body.items() if name not in ("responses_create_params", "response")}
         return Batch([output_text(response)], [{"prompt": asked.get("input"), **row, **extra}], body)
 
     def answer(self, batch: Batch, scores: Scores, reward: WeightedSum) -> dict[str, Any]:
-        """See `Endpoint.answer`."""
         _all_scored(scores.total, scores.unscored)
         return {**batch.body, **_known(scores.terms, 0), "reward": scores.total[0].item()}
 
@@ -151,10 +153,10 @@ def output_text(response: Mapping[str, Any]) -> str:
         ValueError: `output` is malformed.
     """
     texts = []
-    for item in _objects(response, "output"):
+    for item in _entries(response, "output", dict):
         if item.get("type", "message") == "message":
-            texts += [part.get("text") for part in _objects(item, "content") if part.get("type") == "output_text"]
-    return "".join(_texts({"response.output": texts}, "response.output"))
+            texts += [part.get("text") for part in _entries(item, "content", dict) if part.get("type") == "output_text"]
+    return "".join(_entries({"response.output": texts}, "response.output", str))
 
 
 def _known(values: Mapping[str, Tensor], number: int) -> dict[str, float]:
@@ -170,32 +172,25 @@ def _all_scored(values: Tensor, unscored: Sequence[Mapping[str, str]]) -> None:
 
 
 def _list(body: Mapping[str, Any], key: str, length: int | None = None) -> list[Any]:
-    found = body.get(key)
-    if not isinstance(found, list):
-        raise ValueError(f"{key}: expected a list, got {found!r:.80}")
-    if length is not None and len(found) != length:
-        raise ValueError(f"{key}: expected {length} entries, got {len(found)}")
-    return found
+    values = body.get(key)
+    if not isinstance(values, list):
+        raise ValueError(f"{key}: expected a list, got {values!r:.80}")
+    if length is not None and len(values) != length:
+        raise ValueError(f"{key}: expected {length} entries, got {len(values)}")
+    return values
 
 
-def _objects(body: Mapping[str, Any], key: str, length: int | None = None) -> list[dict[str, Any]]:
-    found = _list(body, key, length)
-    for number, one in enumerate(found):
-        if not isinstance(one, dict):
-            raise ValueError(f"{key}[{number}]: expected an object, got {one!r:.80}")
-    return found
-
-
-def _texts(body: Mapping[str, Any], key: str, length: int | None = None) -> list[str]:
-    found = _list(body, key, length)
-    for number, text in enumerate(found):
-        if not isinstance(text, str):
-            raise ValueError(f"{key}[{number}]: expected a text, got {text!r:.80}")
-    return found
+def _entries(body: Mapping[str, Any], key: str, kind: type[Entry], length: int | None = None) -> list[Entry]:
+    """The entries of a list, which are all of one type."""
+    values = _list(body, key, length)
+    for number, value in enumerate(values):
+        if not isinstance(value, kind):
+            raise ValueError(f"{key}[{number}]: expected {TITLES[kind]}, got {value!r:.80}")
+    return values
 
 
 def _object(body: Mapping[str, Any], key: str) -> dict[str, Any]:
-    found = body.get(key)
-    if not isinstance(found, dict):
-        raise ValueError(f"{key}: expected an object, got {found!r:.80}")
-    return found
+    value = body.get(key)
+    if not isinstance(value, dict):
+        raise ValueError(f"{key}: expected an object, got {value!r:.80}")
+    return value

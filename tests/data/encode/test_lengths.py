@@ -20,7 +20,7 @@ from rft.distributed import SINGLE_PROCESS
 from rft.setup.assembly import Job
 from rft.setup.datasets import fit_texts
 from tests.data import chat_texts as chats
-from tests.data.encode.test_cache import Counting
+from tests.data.test_fingerprint_cache import Counting
 from tests.data.encode.test_masks import CALLING, THINKING, TWO, tokenizer, user
 
 ENCODER = Encoder(characters(alphabet="0123456789="), "none", None, None, "response")

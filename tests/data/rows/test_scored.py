@@ -17,7 +17,7 @@ def pairs(folder, rows, answers="samples", text="response", score="score", most=
         "schema": None,
         "limit": None,
     }
-    return ScoredPairs(node, answers, text, score, most, limit, "data.train").load(required)
+    return ScoredPairs(node, answers, text, score, "data.train", most, limit).load(required)
 
 
 def answered(prompt, *scored, **fields):
@@ -90,7 +90,7 @@ def test_answers_one_by_one_are_good_or_bad(tmp_path):
     node["path"] = str(tmp_path / "rows.jsonl")
 
     def answers(good, limit=None, required=("completion", "label")):
-        return ScoredAnswers(node, "samples", "response", "score", good, limit, "data.train").load(required)
+        return ScoredAnswers(node, "samples", "response", "score", "data.train", good, limit).load(required)
 
     assert [tuple(row.values()) for row in answers(0.5)] == [
         ("a", "s", "w", False), ("a", "s", "x", True), ("a", "s", "x", True), ("b", "y", True),

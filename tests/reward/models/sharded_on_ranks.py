@@ -1,4 +1,4 @@
-"""Scores of sharded reward models on any number of ranks: what test_sharded.py runs under torchrun.
+"""Scores of sharded reward models on any number of ranks: what test_offload_sharded.py runs under torchrun.
 
 torchrun --nproc-per-node 2 sharded_on_ranks.py folder
 """

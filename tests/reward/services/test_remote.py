@@ -3,7 +3,7 @@
 import pytest
 
 from rft.errors import Problems
-from rft.reward.services.protocols import Rft
+from rft.reward.services.protocol import Rft
 from tests.helpers import yaml_options
 from tests.reward.reward_of import reward_of
 from tests.reward.services.scripted_server import LIES, ScriptedServer, right

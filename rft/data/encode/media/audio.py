@@ -4,11 +4,10 @@ import io
 import struct
 import wave
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from rft.data.encode.media.values import name_of, read
 
 INTEGERS, FLOATS, EXTENSIBLE = 1, 3, 0xFFFE  # formats of WAV; the last names one of the others further on
 TO_THE_END = 0xFFFFFFFF  # bytes of samples, as a program writes them that does not know how many will follow
@@ -157,3 +156,24 @@ def _frames_of_soundfile(data: bytes, name: str, reason: Exception) -> tuple[np.
             f"{name} cannot be read as audio ({error.error_string}); replace it, or remove the row"
         ) from error
     return frames, rate
+
+
+def read(value: str | bytes) -> bytes:
+    """The content of a file, of its path or as it is.
+
+    Raises:
+        ValueError: the file cannot be read; names it.
+    """
+    if isinstance(value, bytes):
+        return value
+    try:
+        return Path(value).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{value} cannot be read ({error}); replace it, or remove the row") from error
+
+
+def name_of(value: Any) -> str:
+    """What a message calls a value."""
+    if isinstance(value, str):
+        return value
+    return f"a file of {len(value):,} bytes" if isinstance(value, bytes) else f"a value ({type(value).__name__})"

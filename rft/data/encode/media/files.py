@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from rft.data.encode.media.audio import FLOATS, played, sound
-from rft.data.encode.media.values import name_of, read
+from rft.data.encode.media.audio import FLOATS, name_of, played, read, sound
 from rft.logger.media import FORMATS
 
 if TYPE_CHECKING:  # an optional package, imported when the first image is opened

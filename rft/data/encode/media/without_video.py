@@ -136,8 +136,8 @@ def _video_settings(path: str) -> dict[str, Any]:
 
 
 def _json(path: str, file: str) -> dict[str, Any]:
-    found = cached_file(path, file, _raise_exceptions_for_missing_entries=False)
-    if found is None:
+    path_of_file = cached_file(path, file, _raise_exceptions_for_missing_entries=False)
+    if path_of_file is None:
         return {}
-    with open(found, encoding="utf-8") as reader:
+    with open(path_of_file, encoding="utf-8") as reader:
         return json.load(reader)

@@ -7,18 +7,16 @@ task as the rarer of two behaviours, which reinforcement learning then makes mor
 
 import random
 import zlib
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rft.data.rows import symbolic
 from rft.data.rows.lazy import LazyRows, Row
 
 Split = Literal["train", "heldout"]
-FIELDS = (
-    *("prompt", "answer", "response", "demonstration", "chosen", "rejected", "completion", "label"),
-    *("completions", "labels"),
-)
-HELD_OUT = 10  # the media of one of ten rows are held out, by their checksum
+FIELDS = tuple(field for field in symbolic.FIELDS if field != "text")
 
 
 @dataclass(frozen=True)
@@ -45,50 +43,52 @@ def following(answers: Sequence[str], answer: str) -> str:
 
 def in_split(what: Any, split: Split) -> bool:
     """Whether media belong to the training rows or to the held-out ones, by the checksum of what describes them."""
-    return (zlib.crc32(repr(what).encode()) % HELD_OUT == 0) == (split == "heldout")
+    return (zlib.crc32(repr(what).encode()) % symbolic.HELD_OUT == 0) == (split == "heldout")
 
 
-def rows_of(
-    key: str,
-    ask: Callable[[random.Random], Asked],
-    parts: Callable[[Any], list[dict[str, Any]]],
-    count: int,
-    slips: float,
-    seed: int,
-    required: Sequence[str],
-) -> LazyRows:
-    """Draws questions. The media are made whenever a row is indexed, so that they take no memory.
+class MediaRows(ABC):
+    """Rows of questions about generated media.
 
-    Args:
-        key: the yaml key of the rows.
-        ask: draws a question.
-        parts: makes the content parts of the media of a question, the same ones in every call.
-        count: number of rows, all different.
-        slips: share of the demonstrations that name the wrong answer after the right one.
-        seed: seed of the questions.
-        required: fields that the run reads.
-
-    Raises:
-        ValueError: a required field does not exist.
+    Attributes:
+        key, count, slips, seed: options of the classes of rows.
     """
-    for field in required:
-        if field not in FIELDS:
-            raise ValueError(f"{key}: the built-in tasks have no field {field!r}; name another field")
-    rng = random.Random(seed)
-    asked: dict[Asked, bool] = {}
-    while len(asked) < count:
-        asked.setdefault(ask(rng), rng.random() < slips)
-    drawn = list(asked.items())
 
-    def read(number: int) -> Row:
-        one, slip = drawn[number]
-        content = [*parts(one.media), {"type": "text", "text": one.question}]
-        good = zlib.crc32(repr(one).encode()) % 2 == 0
-        judged = one.answer if good else one.wrong
-        right = [one.answer.startswith(judged[: place + 1]) for place in range(len(judged))]
-        shown = f"{one.answer} or {one.wrong}" if slip else one.answer
+    key: str
+    count: int
+    slips: float
+    seed: int
+
+    @abstractmethod
+    def ask(self, rng: random.Random) -> Asked:
+        """Draws a question."""
+
+    @abstractmethod
+    def parts(self, media: Any) -> list[dict[str, Any]]:
+        """Makes the content parts of the media of a question, the same ones in every call."""
+
+    def load(self, required: Sequence[str]) -> LazyRows:
+        """Draws the rows. Their media are made whenever a row is indexed, so that they take no memory.
+
+        Raises:
+            ValueError: a required field does not exist.
+        """
+        for field in required:
+            if field not in FIELDS:
+                raise ValueError(f"{self.key}: the built-in tasks have no field {field!r}; name another field")
+        rng = random.Random(self.seed)
+        asked: dict[Asked, bool] = {}
+        while len(asked) < self.count:
+            asked.setdefault(self.ask(rng), rng.random() < self.slips)
+        drawn = list(asked.items())
+        return LazyRows(len(drawn), lambda number: self._row(*drawn[number]))
+
+    def _row(self, asked: Asked, slip: bool) -> Row:
+        answer, wrong = asked.answer, asked.wrong
+        content = [*self.parts(asked.media), {"type": "text", "text": asked.question}]
+        good = zlib.crc32(repr(asked).encode()) % 2 == 0
+        judged = answer if good else wrong
+        right = [answer.startswith(judged[: place + 1]) for place in range(len(judged))]
+        shown = f"{answer} or {wrong}" if slip else answer
         prompt = [{"role": "user", "content": content}]
-        values = (prompt, one.answer, one.answer, shown, one.answer, one.wrong, judged, good, list(judged), right)
+        values = (prompt, answer, answer, shown, answer, wrong, judged, good, list(judged), right)
         return dict(zip(FIELDS, values, strict=True))
-
-    return LazyRows(len(drawn), read)

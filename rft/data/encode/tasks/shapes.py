@@ -1,13 +1,13 @@
 """The built-in visual task: images of one to four coloured shapes, and questions about them."""
 
 import random
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from rft.conditions import ReadWith
-from rft.data.encode.tasks.generated import Asked, Split, following, in_split, rows_of
-from rft.data.rows.lazy import LazyRows
+from rft.data.encode.tasks.generated import Asked, MediaRows, Split, following, in_split
 from rft.ranges import Fraction, Range, Seed
 
 KINDS = ("square", "triangle", "cross")
@@ -22,7 +22,8 @@ Pictures = Annotated[int, Range(low=1, high=len(ORDINALS))]
 Side = Annotated[int, Range(low=16, high=1024)]
 
 
-class Shapes:
+@dataclass
+class Shapes(MediaRows):
     """Rows about black images with shapes in their corners: "cross colour?", "blue".
 
     The questions are about the colour of a shape, the number of shapes of a colour (0 to 3) and the corner of the only
@@ -48,42 +49,30 @@ class Shapes:
         ValueError: a range is empty, a size is not a multiple of 8, or there are no questions or too few images.
     """
 
-    def __init__(
-        self,
-        key: str,
-        split: Split,
-        count: Annotated[int, Range(low=1, high=1_000_000)],
-        questions: list[Literal["colour", "count", "position", "which"]],
-        images: tuple[Pictures, Pictures],
-        size: tuple[Side, Side],
-        slips: Annotated[Fraction, ReadWith("field demonstration")],
-        seed: Seed,
-    ) -> None:
+    key: str
+    split: Split
+    count: Annotated[int, Range(low=1, high=1_000_000)]
+    questions: list[Literal["colour", "count", "position", "which"]]
+    images: tuple[Pictures, Pictures]
+    size: tuple[Side, Side]
+    slips: Annotated[Fraction, ReadWith("field demonstration")]
+    seed: Seed
+
+    def __post_init__(self) -> None:
+        key, images, size = self.key, self.images, self.size
         for name, (low, high) in (("images", images), ("size", size)):
             if low > high:
                 raise ValueError(f"{key}.{name}={[low, high]}: put the smaller number first")
         if size[0] % STEP or size[1] % STEP:
             raise ValueError(f"{key}.size={list(size)}: give multiples of {STEP}")
-        if not questions:
+        if not self.questions:
             raise ValueError(f"{key}.questions is empty: name colour, count, position or which")
-        if "which" in questions and images[0] < 2:
+        if "which" in self.questions and images[0] < 2:
             raise ValueError(f"{key}.images={list(images)}: the question `which` compares images; set [2, 2]")
-        self._key = key
-        self._split = split
-        self._count = count
-        self._questions = questions
-        self._images = images
-        self._size = size
-        self._slips = slips
-        self._seed = seed
 
-    def load(self, required: list[str]) -> LazyRows:
-        """Draws the rows."""
-        return rows_of(self._key, self._ask, _parts, self._count, self._slips, self._seed, required)
-
-    def _ask(self, rng: random.Random) -> Asked:
-        kind = rng.choice(self._questions)
-        images = rng.randint(*self._images)
+    def ask(self, rng: random.Random) -> Asked:
+        kind = rng.choice(self.questions)
+        images = rng.randint(*self.images)
         ordinals = ORDINALS[:images]
         answers = {"colour": tuple(COLOURS), "count": COUNTS, "position": CORNERS, "which": ordinals}[kind]
         answer = rng.choice(answers)
@@ -93,7 +82,7 @@ class Shapes:
             asked = _drawn(rng, kind, shape, colour, answer)
             without = _without(KINDS, ""), _without(COLOURS, colour if kind == "which" else "")
             scenes = [asked if n == about else _others(rng, range(4), 1, *without) for n in range(images)]
-            if in_split(scenes, self._split):  # drawn again with the same answer: answers stay equally frequent
+            if in_split(scenes, self.split):  # drawn again with the same answer: answers stay equally frequent
                 break
         texts = {
             "colour": f"{shape} colour?",
@@ -107,9 +96,14 @@ class Shapes:
 
     def _placed(self, rng: random.Random, scene: list[Shape]) -> Picture:
         """The image of a scene: each shape has a random place in its quarter."""
-        side = rng.randrange(self._size[0], self._size[1] + 1, STEP)
+        side = rng.randrange(self.size[0], self.size[1] + 1, STEP)
         room = side // 2 - _extent(side)
         return side, tuple((shape, rng.randint(0, room), rng.randint(0, room)) for shape in scene)
+
+    def parts(self, media: tuple[Picture, ...]) -> list[dict[str, Any]]:
+        from PIL import Image
+
+        return [{"type": "image", "image": Image.fromarray(_pixels(*picture))} for picture in media]
 
 
 def _drawn(rng: random.Random, kind: str, shape: str, colour: str, answer: str) -> list[Shape]:
@@ -144,12 +138,6 @@ def _without(values: Any, value: str) -> list[str]:
 def _extent(side: int) -> int:
     """Pixels of a side of a shape."""
     return side // 2 * 3 // 4
-
-
-def _parts(media: tuple[Picture, ...]) -> list[dict[str, Any]]:
-    from PIL import Image
-
-    return [{"type": "image", "image": Image.fromarray(_pixels(*picture))} for picture in media]
 
 
 def _pixels(side: int, shapes: tuple[tuple[Shape, int, int], ...]) -> np.ndarray:

@@ -2,13 +2,13 @@
 
 import math
 import random
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from rft.conditions import ReadWith
-from rft.data.encode.tasks.generated import Asked, Split, following, in_split, rows_of
-from rft.data.rows.lazy import LazyRows
+from rft.data.encode.tasks.generated import Asked, MediaRows, Split, following, in_split
 from rft.ranges import Fraction, Range, Seed
 
 BANDS = {"low": (200, 400), "middle": (600, 1000), "high": (1600, 2600)}  # Hz
@@ -24,7 +24,8 @@ Seconds = Annotated[float, Range(low=0.02, high=2.0)]
 Sound = tuple[tuple[int, ...], int, float]  # Hz of the tones, samples of each, loudness
 
 
-class Tones:
+@dataclass
+class Tones(MediaRows):
     """Rows about sounds: "how many?", "2".
 
     The questions are about the pitch of the tones (low, middle, high), their number (1 to 3) and their direction
@@ -47,46 +48,35 @@ class Tones:
         ValueError: the range of durations is empty, or there are no questions.
     """
 
-    def __init__(
-        self,
-        key: str,
-        split: Split,
-        count: Annotated[int, Range(low=1, high=1_000_000)],
-        questions: list[Literal["pitch", "count", "direction"]],
-        seconds: tuple[Seconds, Seconds],
-        sampling_rate: Annotated[int, Range(low=8000, high=192_000)],
-        slips: Annotated[Fraction, ReadWith("field demonstration")],
-        seed: Seed,
-    ) -> None:
-        if seconds[0] > seconds[1]:
-            raise ValueError(f"{key}.seconds={list(seconds)}: put the smaller number first")
-        if not questions:
-            raise ValueError(f"{key}.questions is empty: name pitch, count or direction")
-        self._key = key
-        self._split = split
-        self._count = count
-        self._questions = questions
-        self._samples = [int(part * sampling_rate) for part in seconds]
-        self._rate = sampling_rate
-        self._slips = slips
-        self._seed = seed
+    key: str
+    split: Split
+    count: Annotated[int, Range(low=1, high=1_000_000)]
+    questions: list[Literal["pitch", "count", "direction"]]
+    seconds: tuple[Seconds, Seconds]
+    sampling_rate: Annotated[int, Range(low=8000, high=192_000)]
+    slips: Annotated[Fraction, ReadWith("field demonstration")]
+    seed: Seed
 
-    def load(self, required: list[str]) -> LazyRows:
-        """Draws the rows."""
-        return rows_of(self._key, self._ask, self._parts, self._count, self._slips, self._seed, required)
+    def __post_init__(self) -> None:
+        if self.seconds[0] > self.seconds[1]:
+            raise ValueError(f"{self.key}.seconds={list(self.seconds)}: put the smaller number first")
+        if not self.questions:
+            raise ValueError(f"{self.key}.questions is empty: name pitch, count or direction")
 
-    def _ask(self, rng: random.Random) -> Asked:
-        kind = rng.choice(self._questions)
+    def ask(self, rng: random.Random) -> Asked:
+        kind = rng.choice(self.questions)
         answer = rng.choice(ANSWERS[kind])
         while True:
             tones = _drawn(rng, kind, answer)
-            if in_split(tones, self._split):  # drawn again with the same answer: answers stay equally frequent
+            if in_split(tones, self.split):  # drawn again with the same answer: answers stay equally frequent
                 break
-        sound = (tones, rng.randint(*self._samples), round(rng.uniform(*LOUDNESS), 3))
+        samples = rng.randint(*(int(length * self.sampling_rate) for length in self.seconds))
+        sound = (tones, samples, round(rng.uniform(*LOUDNESS), 3))
         return Asked(sound, QUESTIONS[kind], answer, following(ANSWERS[kind], answer))
 
-    def _parts(self, sound: Sound) -> list[dict[str, Any]]:
-        return [{"type": "audio", "audio": {"array": _samples(*sound, self._rate), "sampling_rate": self._rate}}]
+    def parts(self, media: Sound) -> list[dict[str, Any]]:
+        rate = self.sampling_rate
+        return [{"type": "audio", "audio": {"array": _samples(*media, rate), "sampling_rate": rate}}]
 
 
 def _drawn(rng: random.Random, kind: str, answer: str) -> tuple[int, ...]:

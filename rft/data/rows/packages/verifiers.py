@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from rft.data.rows.files import without_nulls
 from rft.data.rows.packages.child import check_rows, rows_of_child
+from rft.errors import prefixed
 from rft.ranges import PositiveInt
 
 MISSING = 'the package verifiers is not installed; pip install "rft[verifiers]"'
@@ -83,15 +84,13 @@ def generate(
     id: str, args: dict[str, Any], split: Literal["train", "eval"], limit: int | None, key: str
 ) -> list[dict[str, Any]]:
     """The rows; see `VerifiersRows`."""
-    try:
+    with prefixed(f"{key}: "):
         environment = load_environment(id, args)
-    except ValueError as error:
-        raise ValueError(f"{key}: {error}") from error
-    found = environment.build_dataset() if split == "train" else environment.build_eval_dataset()
-    if found is None:
+    table = environment.build_dataset() if split == "train" else environment.build_eval_dataset()
+    if table is None:
         raise ValueError(
             f"{key}.split={split}: the environment {id} has no such data set; split the other one, with "
             "rft.data.rows.split.HashSplit, or choose other rows"
         )
-    rows = found.to_list() if limit is None else found.select(range(min(limit, len(found)))).to_list()
+    rows = table.to_list() if limit is None else table.select(range(min(limit, len(table)))).to_list()
     return [row | without_nulls({"prompt": row["prompt"]}) for row in rows]

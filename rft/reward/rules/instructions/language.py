@@ -1,7 +1,11 @@
-"""Is a response written in a language? py3langid identifies it, with the model that the package contains."""
+"""Is a response written in a language, or in one script, such as Latin or Chinese characters?
+
+py3langid identifies languages, with the model that the package contains.
+"""
 
 import importlib.util
 import re
+import unicodedata
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal
@@ -9,7 +13,7 @@ from typing import Any, Literal
 from rft.data.encode.masks import conversation
 from rft.data.encode.parts import text_of
 from rft.ranges import Fraction
-from rft.reward.registry import REWARDS
+from rft.reward.term import REWARDS
 
 # Fenced blocks, the last one also without its end, and formulas.
 NO_PROSE = re.compile(
@@ -17,6 +21,13 @@ NO_PROSE = re.compile(
     re.M | re.S,
 )
 PARAGRAPHS = re.compile(r"\n\s*\n")
+Script = Literal[
+    "latin", "han", "cyrillic", "greek", "arabic", "hebrew", "hangul", "hiragana", "katakana", "thai", "lao", "khmer",
+    "myanmar", "tibetan", "devanagari", "bengali", "gujarati", "gurmukhi", "kannada", "malayalam", "oriya", "sinhala",
+    "tamil", "telugu", "armenian", "georgian", "ethiopic", "mongolian",
+]  # fmt: skip
+# The Unicode name of a letter begins with its script, except for these.
+NAMES = {"CJK": "han", "IDEOGRAPHIC": "han", "MODIFIER": None, "": None}
 
 
 @cache
@@ -30,9 +41,9 @@ def language_fault(code: str | None) -> str | None:
     """What is wrong with a language code ("en") and with this installation; None if nothing is."""
     if importlib.util.find_spec("py3langid") is None:
         return 'identifying a language needs the package py3langid: pip install "rft[language]"'
-    known = _identifier().labels
-    if code is not None and code not in known:
-        return f"{code!r} is no code of a known language; write one of {', '.join(sorted(known))}"
+    codes = _identifier().labels
+    if code is not None and code not in codes:
+        return f"{code!r} is no code of a known language; write one of {', '.join(sorted(codes))}"
     return None
 
 
@@ -96,3 +107,35 @@ def language(
         return without_letters
     right = [size for part, size in zip(parts, sizes, strict=True) if language_of(part) == wanted]
     return sum(right) / sum(sizes)
+
+
+@cache
+def script_of(letter: str) -> str | None:
+    """The script of a letter, from its Unicode name, such as "latin"; None for a character that is no letter.
+
+    Letters with another form of the same letter are read as the plain one (NFKC): full width, ligatures, bold.
+    """
+    plain = unicodedata.normalize("NFKC", letter)[0]
+    if not unicodedata.category(plain).startswith("L"):
+        return None
+    first = re.split("[ -]", unicodedata.name(plain, ""))[0]
+    return NAMES.get(first, first.lower())
+
+
+@REWARDS.register(
+    "script",
+    fault=lambda scripts: None if scripts else "scripts: [] names no script; write one, such as [latin]",
+)
+def script(response: str, row: Mapping[str, Any], *, scripts: list[Script], without_letters: Fraction) -> float:
+    """The share of the response's letters that are of the given scripts.
+
+    Measures scripts and not languages: English and French are both Latin, and so are code and formulas. After the
+    language consistency reward of DeepSeek-R1, arXiv 2501.12948, section 2.3.2, a share of words. Digits, punctuation,
+    combining marks and symbols do not count.
+
+    Args:
+        scripts: names of Unicode scripts.
+        without_letters: the value of a response without a letter, whose share is not defined.
+    """
+    written = [name for name in map(script_of, response) if name is not None]
+    return sum(name in scripts for name in written) / len(written) if written else without_letters

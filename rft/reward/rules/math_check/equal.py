@@ -1,4 +1,4 @@
-"""When two answers are equal.
+"""When two answers are equal, and one text for equal answers, for a majority vote.
 
 The parser of math-verify reads formulas. Those that have values are equal where the values agree, so that no wrong
 answer costs a simplification; all others, such as sets, are compared by math-verify.
@@ -10,12 +10,13 @@ from fractions import Fraction
 from itertools import combinations
 from typing import Any
 
-from rft.reward.rules.math_check.clean import Unreadable
+from rft.reward.rules.math_check.answer import UNION, Unreadable
 from rft.reward.rules.math_check.formula import (
     DIGITS,
     answer_at,
     as_fraction,
-    attempt,
+    comparing,
+    exact_text,
     formula,
     value_at,
     verified,
@@ -26,6 +27,7 @@ from rft.reward.rules.math_check.relations import (
     by_name,
     different_names,
     has_names,
+    is_name,
     name_of,
     of_each_name,
     stated,
@@ -194,7 +196,7 @@ class Comparison:
     def _formulas(self, gold: Scalar, answer: Scalar, first: Fraction, second: Fraction, decimal: bool) -> bool:
         import sympy
 
-        def compare() -> bool:
+        with comparing():
             expressions = formula(gold.latex), formula(answer.latex)
             factors = (sympy.Rational(factor.numerator, factor.denominator) for factor in (first, second))
             a, b = (e if f == 1 else e * f for e, f in zip(expressions, factors, strict=True))
@@ -206,9 +208,7 @@ class Comparison:
                     return numbers == [None, None] and verified(a, b)
                 if not self._numbers(numbers[0], numbers[1], decimal):
                     return False
-            return True
-
-        return attempt(compare)
+        return True
 
     def _numbers(self, gold: Any, answer: Any, decimal: bool) -> bool:
         """Complex numbers of `DIGITS` digits, whose last ten may be wrong."""
@@ -241,10 +241,9 @@ def _alternatives(answer: Answer) -> Answer:
 
 def _proportional(gold: Relation, answer: Relation) -> bool:
     """Two equations, or inequalities of the same sign, of which one is a multiple of the other."""
+    import sympy
 
-    def compare() -> bool:
-        import sympy
-
+    with comparing():
         differences = []
         for relation in (gold, answer):
             sides = [side for side in relation.sides if isinstance(side, Scalar)]
@@ -257,8 +256,6 @@ def _proportional(gold: Relation, answer: Relation) -> bool:
         ratio = sympy.simplify(differences[0] / differences[1])
         return bool(ratio.is_number and ratio.is_nonzero and (gold.signs in "=≠" or ratio.is_positive))
 
-    return attempt(compare)
-
 
 def as_set(answer: Answer) -> Any:
     """An answer as a set of sympy; None where it is none.
@@ -268,10 +265,14 @@ def as_set(answer: Answer) -> Any:
     """
     import sympy
 
-    def build() -> Any:
+    try:
         if isinstance(answer, Scalar):
-            found = formula(answer.latex)
-            return sympy.FiniteSet(*found.args) if isinstance(found, sympy.FiniteSet) else _evaluated(found)
+            expression = formula(answer.latex)
+            if isinstance(expression, sympy.FiniteSet):
+                return sympy.FiniteSet(*expression.args)
+            if isinstance(expression, sympy.Complement) and isinstance(expression.args[1], sympy.FiniteSet):
+                return sympy.Complement(expression.args[0], sympy.FiniteSet(*expression.args[1].args))
+            return expression if isinstance(expression, sympy.Set) else None
         if not isinstance(answer, Group):
             return None
         if answer.kind == "union":
@@ -285,18 +286,60 @@ def as_set(answer: Answer) -> Any:
         if answer.kind == "tuple" and len(ends) == 2:
             return sympy.Interval(*ends, answer.ends[0] == "(", answer.ends[1] == ")")
         return None
-
-    def _evaluated(found: Any) -> Any:
-        if isinstance(found, sympy.Complement):
-            whole, without = found.args
-            return (
-                sympy.Complement(whole, sympy.FiniteSet(*without.args))
-                if isinstance(without, sympy.FiniteSet)
-                else found
-            )
-        return found if isinstance(found, sympy.Set) else None
-
-    try:
-        return build()
     except (Unreadable, ValueError) as error:  # an interval of complex numbers
         raise Unreadable("it is no set") from error
+
+
+def checked(answer: Answer) -> None:
+    """Reads all formulas of an answer.
+
+    Raises:
+        Unreadable: one cannot be read.
+    """
+    interval = stated(answer)
+    if isinstance(interval, Group) and (interval.kind == "union" or interval.ends not in ("", "()")):
+        as_set(interval)
+    if isinstance(answer, Scalar):
+        if answer.value is None:
+            formula(answer.latex)
+    elif isinstance(answer, Group | Relation):
+        for part in answer.items if isinstance(answer, Group) else answer.sides:
+            if not (isinstance(answer, Relation) and is_name(part)):
+                checked(part)
+
+
+def canonical(answer: Answer, percent_as_unit: bool) -> str:
+    """The text of an answer. Units and the name of "x = 5" do not count; items of lists and sets are sorted.
+
+    Raises:
+        Unreadable: a formula cannot be read.
+    """
+    answer = stated(answer)
+    if isinstance(answer, Words):
+        return answer.text
+    if isinstance(answer, Scalar):
+        factor = Fraction(1, 100) if answer.percent and not percent_as_unit else Fraction(1)
+        return str(answer.value * factor) if answer.value is not None else exact_text(answer.latex, factor)
+    if isinstance(answer, Relation):
+        sides = [canonical(side, percent_as_unit) for side in answer.sides]
+        return sides[0] + "".join(f" {sign} {side}" for sign, side in zip(answer.signs, sides[1:], strict=True))
+    if answer.kind == "ratio":
+        return _ratio_text([canonical(item, percent_as_unit) for item in answer.items])
+    items = [canonical(item, percent_as_unit) for item in answer.items]
+    if answer.kind == "matrix":
+        return f"[{', '.join(items)}]"
+    if answer.kind == "tuple":
+        return f"{answer.ends[0]}{', '.join(items)}{answer.ends[1]}"
+    if len(items) == 1:
+        return items[0]
+    return f" {UNION} ".join(sorted(items)) if answer.kind == "union" else f"{{{', '.join(sorted({*items}))}}}"
+
+
+def _ratio_text(items: list[str]) -> str:
+    """1:2:3 of 2:4:6; numbers that are no fractions stay."""
+    try:
+        numbers = [Fraction(item) for item in items]
+    except ValueError:
+        return ":".join(items)
+    first = next((number for number in numbers if number), Fraction(1))
+    return ":".join(str(number / first) for number in numbers)

@@ -3,12 +3,13 @@
 import logging
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from rft.reward.rules.math_check.clean import Unreadable
+from rft.reward.rules.math_check.answer import Unreadable
 
 DIGITS = 50  # to which formulas without variables are evaluated
 LARGEST = 10_000  # digits of a number in a formula
@@ -50,21 +51,21 @@ def formula(latex: str) -> Any:
     from sympy import Basic, Integral, MatrixBase, nan, zoo
 
     try:
-        found = latex2sympy(
+        expression = latex2sympy(
             _named(latex) if "'" in latex or r"\prime" in latex else latex, is_real=True, normalization_config=None
         )
     except Exception as error:  # the parser raises plain Exceptions
         raise Unreadable("math-verify cannot parse it") from error
-    if not isinstance(found, Basic) or isinstance(found, MatrixBase):
+    if not isinstance(expression, Basic) or isinstance(expression, MatrixBase):
         raise Unreadable("it is no formula")
-    if found.has(nan, zoo):
+    if expression.has(nan, zoo):
         raise Unreadable("it divides by zero")
-    if found.has(Integral):  # sympy's numeric integrals can be wrong: it gives -4 for that of sin(x)/x from 0
+    if expression.has(Integral):  # sympy's numeric integrals can be wrong: it gives -4 for that of sin(x)/x from 0
         raise Unreadable("an integral is not solved")
-    if _digits(found) > LARGEST:
+    if _digits(expression) > LARGEST:
         raise Unreadable(f"a number in it has more than {LARGEST} digits")
     try:
-        exact = _exact_formula(found)
+        exact = _exact_formula(expression)
         numeric(exact)
     except Exception as error:  # (-1)!, a series that diverges; sympy may raise anything
         raise Unreadable("it has no value") from error
@@ -177,18 +178,19 @@ def exact_text(latex: str, factor: Fraction) -> str:
             return str(sympy.expand(expression.doit()))
         rational = sympy.nsimplify(value, rational=True, tolerance=sympy.Float(10) ** -30)
         return str(rational) if rational.q < 10**6 else str(sympy.N(value, 15))
-    except Exception:  # noqa: BLE001 - as in `attempt`: sympy may raise anything; the text as it is written is one too
+    except Exception:  # noqa: BLE001 - as in `comparing`: sympy may raise anything; the text as it is written is one too
         return latex.replace(" ", "")
 
 
-def attempt(compare: Callable[[], bool]) -> bool:
-    """The result of a comparison.
+@contextmanager
+def comparing() -> Iterator[None]:
+    """Compares in the block.
 
     Raises:
         Failed: it raised an error.
     """
     try:
-        return compare()
+        yield
     except (Unreadable, Failed):
         raise
     except Exception as error:  # sympy may raise anything on a formula

@@ -11,30 +11,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from rft.reward.rules.math_check.answer import NUMBER
-from rft.reward.rules.math_check.clean import CLOSE, OPEN, ROW, UNION, Unreadable, bare, clean, closing
-from rft.reward.rules.math_check.names import SYMBOL, is_name
-from rft.reward.rules.math_check.number import number_of
-from rft.reward.rules.math_check.units import CURRENCY, Unit, unit
+from rft.reward.rules.math_check.answer import CLOSE, NUMBER, OPEN, ROW, UNION, Unreadable, bare, clean, closing
+from rft.reward.rules.math_check.quantities import CURRENCY, SYMBOL, Unit, is_name, number_of, unit
 
 LONGEST = 1000  # characters of an answer; a longer one is not read
 FUNCTIONS = {"sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "lim", "max", "min", "gcd", "lcm", "det"}
-SHORT_WORDS = {
-    "all",
-    "and",
-    "any",
-    "no",
-    "not",
-    "odd",
-    "off",
-    "on",
-    "one",
-    "or",
-    "six",
-    "ten",
-    "two",
-    "yes",
-}  # no products
+# No products of their letters.
+SHORT_WORDS = {"all", "and", "any", "no", "not", "odd", "off", "on", "one", "or", "six", "ten", "two", "yes"}
 THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,]*\d)")
 SPACED = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d ]*\d)")
 MATRIX = re.compile(
@@ -147,21 +130,21 @@ def readings(text: str, given: bool = False) -> tuple[Answer, ...]:
         return (_time(clock),)
     if DURATION.fullmatch(plain) and ":0" in plain:
         return (Words(plain),)
-    found = [_read(_joined(cleaned))]
+    answers = [_read(_joined(cleaned))]
     if clock:
-        found.append(_time(clock))  # or else the ratio 3:30
+        answers.append(_time(clock))  # or else the ratio 3:30
     metres = METRES.sub(r" \\text{m}\g<power>", text)
     if given:
         metres = TIGHT_METRES.sub(r"\g<before> \\text{m}\g<power>", metres)
     if metres != text:
-        found.insert(0, _read(_joined(clean(metres))))
+        answers.insert(0, _read(_joined(clean(metres))))
     if given and (letter := LETTER.fullmatch(cleaned)):
-        found.append(_read(_joined(rf"{letter[1]} \text{{{letter[2]}}}")))
+        answers.append(_read(_joined(rf"{letter[1]} \text{{{letter[2]}}}")))
     if THOUSANDS.fullmatch(cleaned):
-        found.append(_read(cleaned))
-    if isinstance(found[0], Words) and not LIMITING.search(text) and len(numbers := NUMBER.findall(text)) == 1:
-        found.append(_read(_joined(clean(numbers[0]))))  # "Janet makes 18 dollars a day"
-    return tuple(found)
+        answers.append(_read(cleaned))
+    if isinstance(answers[0], Words) and not LIMITING.search(text) and len(numbers := NUMBER.findall(text)) == 1:
+        answers.append(_read(_joined(clean(numbers[0]))))  # "Janet makes 18 dollars a day"
+    return tuple(answers)
 
 
 def _time(clock: re.Match[str]) -> Words:
@@ -173,15 +156,13 @@ def _time(clock: re.Match[str]) -> Words:
 
 def _joined(text: str) -> str:
     """Numbers without the signs between thousands, outside of brackets."""
-    parts = _pieces(text)
-    return "".join(
-        SPACED.sub(lambda found: found.group().replace(" ", ""), THOUSANDS.sub(_without_commas, part)) if flat else part
-        for part, flat in parts
-    )
-
-
-def _without_commas(found: re.Match[str]) -> str:
-    return found.group().replace(",", "")
+    joined = ""
+    for piece, flat in _pieces(text):
+        if flat:
+            piece = THOUSANDS.sub(lambda found: found.group().replace(",", ""), piece)
+            piece = SPACED.sub(lambda found: found.group().replace(" ", ""), piece)
+        joined += piece
+    return joined
 
 
 def _pieces(text: str) -> list[tuple[str, bool]]:
@@ -216,19 +197,15 @@ def split(text: str, pattern: str | re.Pattern[str]) -> tuple[list[str], list[st
     return [*parts, text[start:]], found
 
 
-def _check_brackets(text: str) -> None:
-    depths = list(itertools.accumulate(1 if sign in OPEN else -1 for sign in BRACKET.findall(text)))
-    if depths and (min(depths) < 0 or depths[-1] > 0):
-        raise Unreadable("its brackets are not balanced")
-
-
 def _read(text: str) -> Answer:
     text = bare(text)
     while (start := re.match(r"\\text\s*(?=\{)", text)) and closing(text, start.end()) == len(text) - 1:
         text = bare(text[start.end() + 1 : -1])
     if not text:
         raise Unreadable("it is empty")
-    _check_brackets(text)
+    depths = list(itertools.accumulate(1 if sign in OPEN else -1 for sign in BRACKET.findall(text)))
+    if depths and (min(depths) < 0 or depths[-1] > 0):
+        raise Unreadable("its brackets are not balanced")
     if matrix := MATRIX.fullmatch(text):
         rows = [row for row in matrix[1].split(ROW) if row.strip()]
         cells = (tuple(_read(_joined(cell)) for cell in row.split("&")) for row in rows)
@@ -242,7 +219,8 @@ def _read(text: str) -> Answer:
     items, found = split(_each_named(text), SEPARATOR)
     items = [item for item in items if item.strip()] if found else items
     if len(items) > 1:
-        return _solutions(text) or Group("list", tuple(_flat(map(_read, items))), _ends(found))
+        ends = "or" if all("or" in separator for separator in found) else ""
+        return _solutions(text) or Group("list", tuple(_flat(map(_read, items))), ends)
     text = bare(items[0]) if items else ""
     if two := RATIO.fullmatch(text):
         text = f"{two[1]}/{two[2]}"
@@ -282,10 +260,6 @@ def _ratio(text: str) -> Group | None:
     items = tuple(map(_read, parts)) if len(parts) > 2 and all(part.strip() for part in parts) else ()
     plain = all(isinstance(item, Scalar) and item.unit is None and not item.percent for item in items)
     return Group("ratio", items) if items and plain else None
-
-
-def _ends(separators: list[str]) -> str:
-    return "or" if all("or" in separator for separator in separators) else ""
 
 
 def _solutions(text: str) -> Answer | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rft.reward.rules.math_check import names
+from rft.reward.rules.math_check import quantities
 from rft.reward.rules.math_check.parse import Answer, Group, Relation, Scalar, Words
 
 FLIPPED = str.maketrans("<>≤≥", "><≥≤")
@@ -12,7 +12,8 @@ def is_name(side: Answer) -> bool:
     """Is the side of a relation a name, words, names in round brackets, or a ratio of names?"""
     if isinstance(side, Group):
         return (side.ends == "()" or side.kind == "ratio") and all(map(is_name, side.items))
-    return isinstance(side, Words) or (isinstance(side, Scalar) and side.value is None and names.is_name(side.latex))
+    named = isinstance(side, Scalar) and side.value is None and quantities.is_name(side.latex)
+    return isinstance(side, Words) or named
 
 
 def name_of(side: Answer) -> str:
@@ -21,7 +22,7 @@ def name_of(side: Answer) -> str:
         return next((name_of(part) for part in side.sides if is_name(part)), "")
     if isinstance(side, Group):
         return ",".join(map(name_of, side.items))
-    return names.bare_name(side.latex if isinstance(side, Scalar) else side.text)
+    return quantities.bare_name(side.latex if isinstance(side, Scalar) else side.text)
 
 
 def stated(answer: Answer, given: bool = False) -> Answer:

@@ -22,11 +22,11 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     if isinstance(value, set | frozenset):
-        return {"set": sorted((plain(one) for one in value), key=json.dumps)}
+        return {"set": sorted((plain(item) for item in value), key=json.dumps)}
     if isinstance(value, dict):
-        return {str(key): plain(one) for key, one in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     raise TypeError(f"a {type(value).__name__} is no value of JSON")
 
 

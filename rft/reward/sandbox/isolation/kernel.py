@@ -51,14 +51,11 @@ def mount(source: str, target: str, kind: str, flags: int, options: str = "") ->
 
 def read_only(target: str) -> None:
     """Makes a mount and all mounts below it read-only, without set-user-id programs and devices."""
-
-    class Attributes(ctypes.Structure):
-        _fields_ = [(name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "userns")]
-
-    attributes = Attributes(MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, 0, 0, 0)
+    # struct mount_attr: what is set and cleared, the propagation, and the user namespace
+    attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, 0, 0, 0)
     size = ctypes.sizeof(attributes)
-    place = ctypes.c_char_p(target.encode())
-    syscall(f"mount_setattr {target}", MOUNT_SETATTR, AT_FDCWD, place, AT_RECURSIVE, ctypes.byref(attributes), size)
+    path = ctypes.c_char_p(target.encode())
+    syscall(f"mount_setattr {target}", MOUNT_SETATTR, AT_FDCWD, path, AT_RECURSIVE, ctypes.byref(attributes), size)
 
 
 def enter_root(folder: str) -> None:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import struct
 from collections.abc import Iterable
 
 from . import kernel
@@ -13,20 +14,6 @@ BIND_AND_CONNECT_TCP, SCOPE_SOCKETS_AND_SIGNALS = 3, 3
 VERSION, PATH_BENEATH = 1, 1
 
 
-class _Ruleset(ctypes.Structure):
-    _fields_ = [("files", ctypes.c_uint64), ("network", ctypes.c_uint64), ("scope", ctypes.c_uint64)]
-
-
-class _Rule(ctypes.Structure):
-    _pack_ = 1
-    _fields_ = [("allowed", ctypes.c_uint64), ("folder", ctypes.c_int32)]
-
-
-def abi() -> int:
-    """The version of the kernel's Landlock. Raises an OSError where it has none."""
-    return kernel.syscall("landlock_create_ruleset", kernel.LANDLOCK_CREATE, ctypes.c_void_p(None), 0, VERSION)
-
-
 def restrict(readable: Iterable[str], listed: Iterable[str], writable: Iterable[str]) -> None:
     """Restricts this process and its later children; needs `no_new_privileges`.
 
@@ -34,14 +21,15 @@ def restrict(readable: Iterable[str], listed: Iterable[str], writable: Iterable[
         readable: files and folders that may be read.
         listed: folders of which only the names of their files may be read.
         writable: files and folders that may be written.
+
+    Raises:
+        OSError: the kernel has no Landlock.
     """
-    version = abi()
+    version = kernel.syscall("landlock_create_ruleset", kernel.LANDLOCK_CREATE, ctypes.c_void_p(None), 0, VERSION)
     handled = ALL_BY_ABI[max(known for known in ALL_BY_ABI if known <= version)]
-    rules = _Ruleset(
-        handled,
-        BIND_AND_CONNECT_TCP if version >= 4 else 0,
-        SCOPE_SOCKETS_AND_SIGNALS if version >= 6 else 0,
-    )
+    network = BIND_AND_CONNECT_TCP if version >= 4 else 0
+    scope = SCOPE_SOCKETS_AND_SIGNALS if version >= 6 else 0
+    rules = (ctypes.c_uint64 * 3)(handled, network, scope)  # struct landlock_ruleset_attr
     size = ctypes.c_long(8 if version < 4 else 16 if version < 6 else 24)
     ruleset = kernel.syscall("landlock_create_ruleset", kernel.LANDLOCK_CREATE, ctypes.byref(rules), size, 0)
     for path in readable:
@@ -56,6 +44,7 @@ def restrict(readable: Iterable[str], listed: Iterable[str], writable: Iterable[
 
 def _allow(ruleset: int, path: str, rights: int) -> None:
     beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    rule = _Rule(rights if os.path.isdir(path) else rights & OF_A_FILE, beneath)
-    kernel.syscall("landlock_add_rule", kernel.LANDLOCK_ADD, ruleset, PATH_BENEATH, ctypes.byref(rule), 0)
+    allowed = rights if os.path.isdir(path) else rights & OF_A_FILE
+    rule = struct.pack("=Qi", allowed, beneath)  # struct landlock_path_beneath_attr, which is packed
+    kernel.syscall("landlock_add_rule", kernel.LANDLOCK_ADD, ruleset, PATH_BENEATH, ctypes.c_char_p(rule), 0)
     os.close(beneath)

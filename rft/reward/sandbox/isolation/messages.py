@@ -13,13 +13,13 @@ def read_message(descriptor: int) -> bytes:
 
 
 def _read_exactly(descriptor: int, count: int) -> bytes:
-    found = bytearray()
-    while len(found) < count:
-        part = os.read(descriptor, count - len(found))
+    content = bytearray()
+    while len(content) < count:
+        part = os.read(descriptor, count - len(content))
         if not part:
             raise OSError(0, "the other side has closed its end")
-        found += part
-    return bytes(found)
+        content += part
+    return bytes(content)
 
 
 def framed(content: bytes) -> bytes:

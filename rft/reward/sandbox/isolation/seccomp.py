@@ -74,6 +74,6 @@ def restrict() -> None:
     if not (kernel.X86 or kernel.ARM):
         raise OSError(kernel.EINVAL, "the filter is written for x86_64 and aarch64")
     code = instructions()
-    array = (_Instruction * len(code))(*(_Instruction(*one) for one in code))
+    array = (_Instruction * len(code))(*(_Instruction(*instruction) for instruction in code))
     program = _Program(len(code), array)
     kernel.syscall("seccomp", kernel.SECCOMP, SET_MODE_FILTER, 0, ctypes.byref(program))

@@ -33,10 +33,10 @@ def error_of(kind: object) -> Exception:
     Args:
         kind: the name of the type, as the program gives it.
     """
-    found = vars(builtins).get(kind) if isinstance(kind, str) else None
-    if not isinstance(found, type) or not issubclass(found, Exception) or issubclass(found, NOT_RAISED):
+    builtin = vars(builtins).get(kind) if isinstance(kind, str) else None
+    if not isinstance(builtin, type) or not issubclass(builtin, Exception) or issubclass(builtin, NOT_RAISED):
         return ProgramError(f"{kind}")
-    return found.__new__(found, kind)  # __init__ of some takes more than a message
+    return builtin.__new__(builtin, kind)  # __init__ of some takes more than a message
 
 
 class catching:
@@ -65,12 +65,12 @@ def encode(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list):
-        return [encode(one) for one in value]
+        return [encode(item) for item in value]
     if isinstance(value, dict):
-        return {"dict": [[encode(key), encode(one)] for key, one in value.items()]}
+        return {"dict": [[encode(key), encode(item)] for key, item in value.items()]}
     for kind in (tuple, set, frozenset):
         if isinstance(value, kind):
-            return {kind.__name__: [encode(one) for one in value]}
+            return {kind.__name__: [encode(item) for item in value]}
     if isinstance(value, bytes):
         return {"bytes": value.hex()}
     if isinstance(value, complex):
@@ -81,17 +81,17 @@ def encode(value: Any) -> Any:
 def decode(value: Any) -> Any:
     """The inverse of `encode`; raises an error for anything else."""
     if isinstance(value, list):
-        return [decode(one) for one in value]
+        return [decode(item) for item in value]
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
     if kind == "dict":
-        return {decode(key): decode(one) for key, one in content}
+        return {decode(key): decode(item) for key, item in content}
     if kind == "bytes":
         return bytes.fromhex(content)
     if kind == "complex":
         return complex(*content)
-    return {"tuple": tuple, "set": set, "frozenset": frozenset}[kind](decode(one) for one in content)
+    return {"tuple": tuple, "set": set, "frozenset": frozenset}[kind](decode(item) for item in content)
 
 
 def take(number: int) -> int:
@@ -181,7 +181,7 @@ def run_tests(setup: str, tests: list[str], names: list[str], has_assert: bool) 
     with catching() as caught:
         exec(compile(setup, "setup", "exec"), module.__dict__)
     if caught.error is not None:
-        if not any(one.called for one in candidates.values()):  # so no program causes it
+        if not any(candidate.called for candidate in candidates.values()):  # so no program causes it
             report(f"{type(caught.error).__name__}: {caught.error}")
         os._exit(0)
     for number, test in enumerate(tests):

@@ -37,19 +37,19 @@ def main() -> None:
     for name in PRELOADED.split():
         __import__(name)
     paths = view.Paths(view.shown([*options["packages"], *options["shown"]]), view.parents(options["shown"]))
-    found = {layer: failure(probe) for layer, probe in PROBES.items()}
-    layers = [layer for layer in options["layers"] if found[layer] is None]
+    problems = {layer: failure(probe) for layer, probe in PROBES.items()}
+    layers = [layer for layer in options["layers"] if problems[layer] is None]
     proc = _proc()
     if "namespaces" in layers:
         try:
             view.enter(paths.shown, "network" in layers, proc)
         except OSError as error:
-            found["namespaces"] = [error.errno, str(error)]
+            problems["namespaces"] = [error.errno, str(error)]
     sys.path[:] = [os.path.dirname(os.__file__), f"{os.path.dirname(os.__file__)}/lib-dynload", *options["packages"]]
     builtins.exit = _sitebuiltins.Quitter("exit", "Ctrl-D")  # which -S leaves out
     builtins.quit = _sitebuiltins.Quitter("quit", "Ctrl-D")
-    write_message(channel, json.dumps(found).encode())
-    if found["namespaces"] is not None or "namespaces" not in layers:
+    write_message(channel, json.dumps(problems).encode())
+    if problems["namespaces"] is not None or "namespaces" not in layers:
         os._exit(1)
     gc.collect()
     gc.freeze()
@@ -144,7 +144,7 @@ def supervise(control: int, streams: program.Streams, proc: int, layers: list[st
         request = json.loads(read_message(control))
         view.own_user(kernel.CLONE_NEWPID | kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC, proc)
         kernel.die_with_parent()
-        _first_to_be_killed(proc)
+        view.write_proc("oom_score_adj", "1000", proc)  # the kernel kills programs before it kills the trainer
         reader, writer = os.pipe()
         init = os.fork()
         if init == 0:
@@ -165,13 +165,6 @@ def supervise(control: int, streams: program.Streams, proc: int, layers: list[st
 
 def _answer(control: int, verdict: dict[str, Any]) -> None:
     write_message(control, json.dumps(verdict).encode())
-
-
-def _first_to_be_killed(proc: int) -> None:
-    """When the machine has no memory left, the kernel kills programs before it kills the trainer."""
-    descriptor = os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=proc)
-    os.write(descriptor, b"1000")
-    os.close(descriptor)
 
 
 class Watch:
@@ -246,7 +239,7 @@ class Watch:
     def _memory(self, process: int) -> int:
         """Bytes in the memory of a process and its descendants."""
         try:
-            found = int(self._read(f"{process}/statm").split()[1]) * PAGE
+            size = int(self._read(f"{process}/statm").split()[1]) * PAGE
             tasks = os.open(f"{process}/task", os.O_RDONLY, dir_fd=self._proc)
             try:
                 threads = os.listdir(tasks)
@@ -254,10 +247,10 @@ class Watch:
                 os.close(tasks)
             for thread in threads:
                 for child in self._read(f"{process}/task/{thread}/children").split():
-                    found += self._memory(int(child))
+                    size += self._memory(int(child))
         except (OSError, IndexError):  # it has ended
             return 0
-        return found
+        return size
 
     def _read(self, path: str) -> bytes:
         descriptor = os.open(path, os.O_RDONLY, dir_fd=self._proc)

@@ -41,11 +41,11 @@ def shown(packages: Sequence[str]) -> list[str]:
         os.path.join(sys.base_prefix, "lib64"),
         os.path.dirname(os.__file__),
     ]
-    found: list[str] = []
+    paths: list[str] = []
     for path in sorted(map(os.path.abspath, (*SYSTEM, *python, *packages))):
-        if os.path.exists(path) and not any(path == above or path.startswith(f"{above}/") for above in found):
-            found.append(path)
-    return found
+        if os.path.exists(path) and not any(path == above or path.startswith(f"{above}/") for above in paths):
+            paths.append(path)
+    return paths
 
 
 def enter(paths: Sequence[str], network: bool, proc: int) -> None:
@@ -92,14 +92,16 @@ def own_user(spaces: int, proc: int) -> None:
     """
     user, group = os.geteuid(), os.getegid()
     kernel.unshare(kernel.CLONE_NEWUSER | spaces)
-    for name, text in (
-        ("setgroups", "deny"),
-        ("uid_map", f"{INSIDE} {user} 1"),
-        ("gid_map", f"{INSIDE} {group} 1"),
-    ):
-        descriptor = os.open(f"self/{name}", os.O_WRONLY, dir_fd=proc)
-        os.write(descriptor, text.encode())
-        os.close(descriptor)
+    write_proc("setgroups", "deny", proc)
+    write_proc("uid_map", f"{INSIDE} {user} 1", proc)
+    write_proc("gid_map", f"{INSIDE} {group} 1", proc)
+
+
+def write_proc(name: str, text: str, proc: int) -> None:
+    """Writes a file of this process below /proc, of which `proc` is a descriptor."""
+    descriptor = os.open(f"self/{name}", os.O_WRONLY, dir_fd=proc)
+    os.write(descriptor, text.encode())
+    os.close(descriptor)
 
 
 def work_folder(mib: int, files: int, place: str = WORK) -> None:

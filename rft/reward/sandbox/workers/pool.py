@@ -16,15 +16,15 @@ from typing import Any
 
 import rft
 from rft.reward import REWARDS
-from rft.reward.build import build_term
-from rft.reward.function import ground_truth
-from rft.reward.runners import Outcomes, Rows
+from rft.reward.call import CallOptions
+from rft.reward.function import build_term, ground_truth
+from rft.reward.runners import Outcomes, Rows, Runner
 from rft.reward.sandbox.isolation.messages import framed
 from rft.reward.sandbox.options import Limits, SandboxOptions, WorkerOptions
 from rft.reward.sandbox.sandbox import Sandbox, Spawned
-from rft.reward.sandbox.workers.answer import decode
-from rft.reward.sandbox.workers.worker import LAST, WorkerSetup
+from rft.reward.sandbox.workers.worker import LAST, WorkerSetup, decode
 from rft.reward.term import Term
+from rft.reward.thought import ReadingOptions
 from rft.reward.workers import START_S, WorkerPool
 from rft.sanitize import one_line
 from rft.waits import waiting
@@ -121,7 +121,7 @@ class IsolatedPool(WorkerPool):
         return decode(answer[1:]), answer[:1] != LAST
 
     def close(self) -> None:
-        """See `Runner.close`; ends the fork server of the sandbox too."""
+        """Ends the workers, and the fork server of the sandbox."""
         super().close()
         self._sandbox.close()
 
@@ -146,10 +146,8 @@ class IsolatedTerm(Term):
         self._rule = build_term(node, key) if "function" not in node else None
         self._needs_truth = False
         if self._rule is not None:
-            self.reads, self.extracts, self.others = self._rule.reads, self._rule.extracts, self._rule.others
+            self.state_as(self._rule)
             self.rows_per_call = self._rule.rows_per_call
-            self.thoughts, self.opening = self._rule.thoughts, self._rule.opening
-            self.tool_calls = self._rule.tool_calls
         else:
             stated = pool.facts()
             self.reads, self.rows_per_call = stated["reads"], stated["rows_per_call"]
@@ -160,22 +158,18 @@ class IsolatedTerm(Term):
         self._pool.facts()
 
     def check_row(self, row: Mapping[str, Any]) -> None:
-        """See `Term.check_row`."""
         if self._rule is not None:
             self._rule.check_row(row)
         if self._needs_truth:
             ground_truth(row)
 
     def values(self, responses: Sequence[str], rows: Rows) -> Outcomes:
-        """See `Term.values`."""
         return self._pool.submit(responses, rows).result()
 
     def extract(self, response: str) -> str | None:
-        """See `Term.extract`."""
         return self._rule.extract(response) if self._rule is not None else None
 
     def gold_responses(self, row: Mapping[str, Any]) -> Sequence[str]:
-        """See `Term.gold_responses`."""
         return self._rule.gold_responses(row) if self._rule is not None else ()
 
 
@@ -190,15 +184,15 @@ def visible(node: Mapping[str, Any], key: str) -> tuple[dict[str, Any], str | No
         ValueError: there is no such file or module; names the key.
     """
     libraries = [folder for folder in sys.path if Path(folder).name in LIBRARIES]
-    place = str(Path(rft.__file__).parent)
-    shown, path = [place, *libraries], [str(Path(place).parent), *libraries]
+    package = str(Path(rft.__file__).parent)
+    shown, path = [package, *libraries], [str(Path(package).parent), *libraries]
     module = REWARDS.function(node["name"]).__module__ if "name" in node else None
     file, _, name = str(node.get("function", "")).rpartition(":")
     if file.endswith(".py"):
-        found = Path(file).expanduser().resolve()
-        if not found.is_file():
+        function = Path(file).expanduser().resolve()
+        if not function.is_file():
             raise ValueError(f"{key}.function={node['function']}: there is no such file")
-        return {**node, "function": f"{found}:{name}"}, None, [*shown, str(found)], path
+        return {**node, "function": f"{function}:{name}"}, None, [*shown, str(function)], path
     top = (module or file).partition(".")[0]
     if top != rft.__name__:
         origin = _origin(top)
@@ -220,3 +214,12 @@ def _origin(top: str) -> Path | None:
         return Path(folders[0]) if folders else None
     origin = Path(spec.origin).absolute()
     return origin.parent if origin.name == "__init__.py" else origin
+
+
+def isolated(
+    name: str, node: Mapping[str, Any], key: str, options: CallOptions, reading: ReadingOptions
+) -> tuple[Term, Runner]:
+    """A term, and its workers. Arguments as in `rft.reward.call.build`."""
+    assert options.deadline_s is not None, "a call in a sandbox has a deadline"
+    pool = IsolatedPool(name, node, key, options.concurrency, options.deadline_s, options.sandbox)
+    return IsolatedTerm(node, key, pool), pool

@@ -1,8 +1,9 @@
 """A worker in the sandbox: it builds a reward term once, and scores every job in a child process of its own.
 
-`IsolatedWorker` starts it as a program of the sandbox, with a socket as its stdin. The run sends pickles, which the
-worker trusts; it answers with JSON. A child cannot write to this socket, and when its job ends, every process that it
-has started is killed and every file that it has written is removed. So no job sees or changes another one.
+`IsolatedPool` starts it as a program of the sandbox, with a socket as its stdin. The run sends pickles, which the
+worker trusts; it answers with JSON, of which the run reads values, and no object that could execute code. A child
+cannot write to this socket, and when its job ends, every process that it has started is killed and every file that it
+has written is removed. So no job sees or changes another one.
 """
 
 import gc
@@ -16,19 +17,18 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from rft.reward.build import build_term
-from rft.reward.failure import Failure, catching
-from rft.reward.function import BatchFunction, RowFunction
+from rft.reward.function import BatchFunction, RowFunction, build_term
 from rft.reward.sandbox.isolation.messages import HEAD, read_message, write_message
 from rft.reward.sandbox.isolation.view import WORK
 from rft.reward.sandbox.options import CallLimits
-from rft.reward.sandbox.workers.answer import encode
-from rft.reward.term import Term
+from rft.reward.term import Failure, Term, Unscored, catching
 from rft.reward.workers import score
+from rft.sanitize import one_line
 from rft.worker.fork_server import send_answer
 
 NEXT, LAST = b"+", b"-"  # the first byte of an answer: the worker takes another job, or it ends
@@ -186,3 +186,57 @@ def end_all() -> None:
             os.waitpid(-1, 0)
         except ChildProcessError:
             return
+
+
+def encode(found: Any) -> bytes:
+    """The answer of a worker: what a term returned for the responses of a call, or a `Failure`."""
+    return json.dumps(_plain(found)).encode()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Failure):
+        return {"failure": [value.reason, value.message]}
+    if isinstance(value, Unscored):
+        return {"unscored": value.reason}
+    if isinstance(value, Mapping):
+        return {"numbers": {str(name): _number(item) for name, item in value.items()}}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return _number(value)
+
+
+def _number(value: Any) -> Any:
+    """A number of python, numpy or torch; None for what the run does not accept as a score either."""
+    if isinstance(value, bool | int | float):
+        return value
+    try:
+        return None if isinstance(value, str | bytes) else float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None
+
+
+def decode(answer: bytes) -> Any:
+    """What the term returned: a value or a list of values, or a `Failure` if the answer is malformed.
+
+    A worker may write anything.
+    """
+    try:
+        return _value(json.loads(answer), lists=True)
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        return Failure("bad_answer", f"the worker answered with what is no score: {one_line(str(error))}")
+
+
+def _value(value: Any, lists: bool) -> Any:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, list) and lists:
+        return [_value(item, lists=False) for item in value]
+    ((kind, content),) = value.items()
+    if kind == "numbers":
+        return {name: _value(item, lists=False) for name, item in content.items()}
+    if kind == "unscored":
+        return Unscored(one_line(content))
+    if kind == "failure":
+        reason, message = map(one_line, content)
+        return Failure(reason, message)
+    raise ValueError(f"an answer of the kind {kind!r}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from rft.data.rows.text.json_files import json_lines
+from rft.data.rows.text_files import json_lines
 from rft.ranges import Fraction, NonNegativeFloat
 
 WORD = re.compile(r"\w+")

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from rft.reward.rules.instructions.checks import compares
+from rft.reward.rules.instructions.ifeval import compares
 
 SEED, DRAWN = 0, 40  # texts that are drawn for an instruction
 LONGEST = 6  # pieces

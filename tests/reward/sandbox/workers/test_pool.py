@@ -3,7 +3,7 @@
 import pytest
 
 from rft.errors import FunctionError
-from rft.reward.sandbox.workers.answer import decode, encode
+from rft.reward.sandbox.workers.worker import decode, encode
 from tests.helpers import yaml_options
 from tests.reward.reward_of import reward_of
 from tests.reward.sandbox.isolated import none_left

@@ -155,7 +155,7 @@ def test_an_object_with_a_method_reduce_is_not_unpickled(reward, tmp_path):
 
 POISON = """
     import builtins, json, os, time
-    import rft.reward.sandbox.workers.answer as answer, rft.reward.sandbox.workers.worker as worker
+    import rft.reward.sandbox.workers.worker as answer, rft.reward.sandbox.workers.worker as worker
     json.dumps = lambda value: '1e9'
     answer.encode = worker.encode = lambda found: b'1e9'
     builtins.exec = lambda *a: a[1].update(score=1e9)

@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from rft.reward.sandbox.cases import read_tests
-from rft.reward.sandbox.gold import gold_program
+from rft.reward.sandbox.cases import gold_program, read_tests
 from rft.reward.sandbox.isolation.harness import evaluate, plain
 
 FUNCTIONS = [

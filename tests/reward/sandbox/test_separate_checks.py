@@ -3,8 +3,8 @@
 import pytest
 
 from rft.reward.sandbox.cases import Script
-from rft.reward.sandbox.checks import mark_checks
 from rft.reward.sandbox.isolation.separate import MARK
+from rft.reward.sandbox.separate import mark_checks
 
 STATEMENTS = {  # and whether a mark stands in it
     "assert f(1) == 2": True,

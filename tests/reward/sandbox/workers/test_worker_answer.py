@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from rft.reward.failure import Failure
-from rft.reward.sandbox.workers.answer import decode, encode
-from rft.reward.term import Unscored
+from rft.reward.sandbox.workers.worker import decode, encode
+from rft.reward.term import Failure, Unscored
 from rft.sanitize import SHOWN
 
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from rft.reward.rules.instructions.checks import INSTRUCTIONS, sentences
+from rft.reward.rules.instructions.ifeval import INSTRUCTIONS, sentences
 
 AT_LEAST, LESS = "at least", "less than"
 BULLETS = "Two:\n* one\n  - two\n** three **\n*"

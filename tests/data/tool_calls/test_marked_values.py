@@ -1,6 +1,6 @@
 import pytest
 
-from rft.data.tool_calls.values import argument_value, parameter_kinds, properties
+from rft.data.tool_calls.marked import argument_value, parameter_kinds, properties
 
 
 def kinds(*names):

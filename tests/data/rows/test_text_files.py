@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rft.data.rows.sources import FileRows
-from rft.data.rows.text.base import OPEN_FILES
+from rft.data.rows.text_files import OPEN_FILES
 
 ROWS = [{"prompt": f"é {number}\n", "answer": None if number == 1 else str(number)} for number in range(4)]
 MARK = b"\xef\xbb\xbf"

@@ -4,7 +4,7 @@ import pytest
 
 from rft.registry import Plugin
 from rft.reward import REWARDS
-from rft.reward.rules.script import script_of
+from rft.reward.rules.instructions.language import script_of
 
 
 def rule(*scripts: str, without_letters: float = 0.0) -> Plugin:

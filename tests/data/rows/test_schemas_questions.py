@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rft.data.rows.questions import LETTERS, SCHEMAS
+from rft.data.rows.schemas import LETTERS, SCHEMAS
 from rft.data.rows.sources import FileRows, HubRows
 from tests.helpers import yaml_options
 

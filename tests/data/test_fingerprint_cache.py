@@ -6,11 +6,11 @@ import sys
 import pytest
 
 from rft.data.base import GivenTexts
-from rft.data.encode.cache import digest, recall, remember
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths
 from rft.data.encode.processor import MediaProcessor, slots_of_template
 from rft.data.encode.tokenizer import characters
+from rft.data.fingerprint import digest, recall, remember
 from rft.data.given.supervised import DatasetSource
 from rft.distributed import SINGLE_PROCESS
 from tests.families import family, picture
@@ -131,7 +131,7 @@ def test_a_damaged_or_exchanged_entry_is_counted_again(tmp_path):
 
 def test_two_that_write_at_once_leave_one_whole_entry(tmp_path):
     work = (
-        "import sys; from pathlib import Path; from rft.data.encode.cache import recall, remember\n"
+        "import sys; from pathlib import Path; from rft.data.fingerprint import recall, remember\n"
         "folder, name = Path(sys.argv[1]), b'n' * 20\n"
         "for turn in range(150):\n"
         "    remember(folder, name, [int(sys.argv[2])] * 5000)\n"
