@@ -86,14 +86,15 @@ def main() -> None:
     if flags:
         Console(stderr=True, soft_wrap=True).print(Text.assemble(("error:", "bold red"), f" {unknown_flag(flags[0])}"))
         sys.exit(2)
-    if given.config_dir:
-        sys.path.insert(0, str(Path(given.config_dir).resolve()))  # the folder of the recipe's plugins
     # Hydra itself accepts flags only before the overrides.
     sys.argv[1:] = [*(word for word in sys.argv[1:] if word not in given.overrides), *given.overrides]
     full_error = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
     error: Exception | None = None
     try:
+        if given.config_dir:
+            sys.path.insert(0, str(Path(given.config_dir).resolve()))  # the folder of the recipe's plugins
+            check_names(CONFIG_FOLDER.parent / (given.config_path or CONFIG_FOLDER.name), Path(given.config_dir))
         run()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
@@ -125,6 +126,25 @@ def main() -> None:
         from rft.distributed import leave
 
         leave()
+
+
+def check_names(first: Path, added: Path) -> None:
+    """Checks that no yaml file of an added folder has a name that Hydra finds before it.
+
+    Args:
+        first: the folder that Hydra searches first.
+        added: the folder of `-cd`.
+
+    Raises:
+        Problems: names both files for every such name.
+    """
+    names = [file.relative_to(first) for file in sorted(first.rglob("*.yaml"))]
+    hidden = [name for name in names if (added / name).is_file() and not (added / name).samefile(first / name)]
+    if hidden:
+        raise Problems(
+            f"{added / name}: Hydra would read {first / name} in its place, which has the same name; rename your file"
+            for name in hidden
+        )
 
 
 def unknown_flag(flag: str) -> str:
