@@ -73,12 +73,7 @@ class History:
     def of(cls, run: Path) -> "History":
         """Reads a run folder; without metrics the history is empty."""
         path = run / METRICS
-        if not path.exists():
-            return cls()
-        damaged: list[int] = []
-        history = cls(row for _, row in parsed_lines(path, METRICS_KEYS, damaged))
-        warn_of(path, damage(damaged))
-        return history
+        return cls(read_lines(path, METRICS_KEYS) if path.exists() else ())
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Appends a row; NaN counts as null, and what is no number is left out."""
@@ -187,12 +182,12 @@ def read_stages(run: Path) -> list[StageSpan]:
     return stage_spans(zip(steps, stages, strict=True))
 
 
-def read_lines(path: Path, keys: Mapping[str, type] = ANY_KEYS) -> list[dict[str, Any]]:
+def read_lines(path: Path, keys: Mapping[str, type] = ANY_KEYS) -> Iterator[dict[str, Any]]:
     """The objects of a jsonl file, without damaged lines, which a warning names once; see `parsed_lines`."""
     damaged: list[int] = []
-    rows = [row for _, row in parsed_lines(path, keys, damaged)]
+    for _, row in parsed_lines(path, keys, damaged):
+        yield row
     warn_of(path, damage(damaged))
-    return rows
 
 
 def parsed_lines(path: Path, keys: Mapping[str, type], damaged: list[int]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -52,7 +52,8 @@ class Counts:
         self.tokens.append(len(example.ids))
         self.trained.append(sum(example.trains))
         self.answers.append(_runs(example.trains))
-        self.ends |= {example.ids[position] for position in _last(example.trains) if position + 1 != cut}
+        last = [position for position, flag in enumerate(example.trains) if flag][-1:]
+        self.ends |= {example.ids[position] for position in last if position + 1 != cut}
 
 
 class Example(NamedTuple):
@@ -205,11 +206,6 @@ def _numbers(found: Counts, context: int, room: int) -> Table:
     table.caption = f"{fit:,} of {total:,} rows fit into the model's context of {context:,} tokens{beside}."
     table.caption_justify = "left"
     return table
-
-
-def _last(trains: list[bool]) -> list[int]:
-    """The index of the last trained token, if there is one."""
-    return [position for position, flag in enumerate(trains) if flag][-1:]
 
 
 def _runs(trains: list[bool]) -> int:

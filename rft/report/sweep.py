@@ -13,12 +13,12 @@ from typing import Any
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rft.logger.history import ELAPSED, STDERR, History, duration, headline_names, short, write_atomically
+from rft.logger.console import shown_metrics, titled_table
+from rft.logger.history import ELAPSED, History, duration, headline_names, short, write_atomically
 from rft.logger.log import STARTED
 from rft.redaction import redact
 from rft.report.chart import COLORS, Curve, draw
@@ -107,10 +107,7 @@ def comparison_table(runs: Sequence[SweepRun]) -> Table:
     """A row for each group of seeds: number of runs, result, difference to the first group, main metrics."""
     groups = seed_groups(runs)
     names = _headlines([history for group in groups for history in group.histories])
-    table = Table(title="comparison", title_justify="left", title_style="bold", box=box.SIMPLE)
-    table.add_column("run", overflow="fold")
-    for column in ("n", "result", "difference", *names, "steps", "time"):
-        table.add_column(column, justify="right")
+    table = titled_table("comparison", ["run"], ["n", "result", "difference", *names, "steps", "time"])
     for group in groups:
         failed = any(run.failure for run in group.runs)
         cells: list[Text | str] = [str(len(group.runs))]
@@ -130,16 +127,16 @@ def write_comparison(runs: Sequence[SweepRun], target: Path) -> Path:
     begin = _first_shown(groups)
     histories = [history for group in groups for history in group.histories]
     seen = dict.fromkeys(name for history in histories for name in history.names)
-    names = [name for prefix in COMPARED for name in seen if name.startswith(prefix) and not name.endswith(STDERR)]
     cards = []
-    for name in names:
+    for name in shown_metrics(seen, COMPARED):
         curves = [_curve(group, name, begin) for group in groups]
         # a metric of the common steps alone has no curve
         if any(value is not None and (step > begin or not begin) for curve in curves for step, value in curve.points):
             cards.append(draw(name, curves))
     if cards:
         body.append(f'<h2>Curves</h2><div class="charts wide">{"".join(cards)}</div>')
-        band = "A curve of several seeds is their mean, its band one standard deviation. " if _several(groups) else ""
+        several = any(len(group.runs) > 1 for group in groups)
+        band = "A curve of several seeds is their mean, its band one standard deviation. " if several else ""
         skipped = f"All runs of a seed are equal up to step {begin}; the curves begin there." if begin else ""
         body.append(f'<p class="note">{band}{skipped}</p>' if band or skipped else "")
     failed = sum(bool(run.failure) for run in runs)
@@ -161,7 +158,7 @@ class CompareRuns(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         if os.environ.get("RANK", "0") == "0":
-            self._target = _free(Path(config.hydra.sweep.dir), "comparison", ".html")
+            self._target = _free_page(Path(config.hydra.sweep.dir))
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         self._known = len(STARTED)
@@ -198,10 +195,6 @@ class CompareRuns(Callback):
 
 def _headlines(histories: Sequence[History]) -> list[str]:
     return list(dict.fromkeys(name for history in histories for name in headline_names(history.names)))
-
-
-def _several(groups: Sequence[SeedGroup]) -> bool:
-    return any(len(group.runs) > 1 for group in groups)
 
 
 def _first_shown(groups: Sequence[SeedGroup]) -> int:
@@ -299,10 +292,10 @@ def _link(run: SweepRun, text: str, beside: Path) -> str:
     return f'<a href="{html.escape(os.path.relpath(run.folder / REPORT, beside))}">{html.escape(text)}</a>'
 
 
-def _free(folder: Path, stem: str, ending: str) -> Path:
-    """The first of `stem`, `stem-2`, `stem-3`, ... that does not exist."""
-    path, number = folder / f"{stem}{ending}", 1
+def _free_page(folder: Path) -> Path:
+    """The first of `comparison.html`, `comparison-2.html`, `comparison-3.html`, ... that does not exist."""
+    path, number = folder / "comparison.html", 1
     while path.exists():
         number += 1
-        path = folder / f"{stem}-{number}{ending}"
+        path = folder / f"comparison-{number}.html"
     return path

@@ -7,12 +7,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from safetensors.torch import save_file
 
+from rft.errors import listed
+from rft.logger.console import titled_table, verdict
 from rft.logger.history import short, write_atomically
 from rft.modes.replay.compare import Comparison, Pair, TokenChange, UpdateComparison
 from rft.modes.replay.page import RowTexts, rows_page
@@ -123,15 +124,14 @@ def _head(origin: Origin) -> list[str]:
 def _reproduced(found: Comparison) -> Text:
     if not found.unequal:
         text = f"the algorithm of the run gives all {found.compared} numbers again that the run logged at this step"
-        return Text.assemble(("✓ ", "green"), text)
+        return verdict(True, text)
     pairs = [
         f"{name} ({short(old, DIGITS)} there, {short(new, DIGITS)} here)"
         for name, (old, new) in sorted(found.unequal.items(), key=_size)
     ]
-    more = f" and {len(pairs) - LISTED} more" if len(pairs) > LISTED else ""
     text = (
         f"with the algorithm of the run {len(pairs)} of {found.compared} numbers differ from those that it logged: "
-        f"{', '.join(pairs[:LISTED])}{more}. The engine, a reward, the device or the ranks do not repeat the step "
+        f"{listed(pairs, LISTED)}. The engine, a reward, the device or the ranks do not repeat the step "
         "exactly; below, both algorithms have the same rows and weights"
     )
     return Text.assemble(("✗ ", "yellow"), text)
@@ -143,17 +143,8 @@ def _size(item: tuple[str, Pair]) -> float:
     return -math.inf if old is None or new is None else -abs(old - new)
 
 
-def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE, collapse_padding=True)
-    for name in left:
-        table.add_column(name, overflow="fold")
-    for name in right:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
-
-
 def _numbers(numbers: dict[str, Pair]) -> Table:
-    table = _table("numbers of the step that differ", ["number"], ["run", "command", "difference"])
+    table = titled_table("numbers of the step that differ", ["number"], ["run", "command", "difference"])
     for name, (run, command) in numbers.items():
         difference = None if run is None or command is None else command - run
         table.add_row(name, short(run), short(command), short(difference))
@@ -162,7 +153,7 @@ def _numbers(numbers: dict[str, Pair]) -> Table:
 
 def _updates(updates: Sequence[UpdateComparison]) -> Table:
     title = "updates of the policy, and the cosine between the gradients of its weights"
-    table = _table(title, ["update"], ["loss, run", "command", "grad_norm, run", "command", "cosine"])
+    table = titled_table(title, ["update"], ["loss, run", "command", "grad_norm, run", "command", "cosine"])
     for number, update in enumerate(updates, start=1):
         cosine = NOTHING if update.cosine is None else f"{update.cosine:.4f}"
         table.add_row(str(number), *(short(value) for value in (*update.loss, *update.grad_norm)), cosine)
@@ -173,7 +164,7 @@ def _updates(updates: Sequence[UpdateComparison]) -> Table:
 
 def _counts(updates: Sequence[UpdateComparison]) -> Table:
     title = "trained tokens by the gradient of the loss with respect to their log-probability"
-    table = _table(title, ["update"], ["tokens", "differ", "zero here", "zero in the run", "opposite sign"])
+    table = titled_table(title, ["update"], ["tokens", "differ", "zero here", "zero in the run", "opposite sign"])
     for number, update in enumerate(updates, start=1):
         counts = (update.tokens, update.differ, update.lost, update.gained, update.turned)
         table.add_row(str(number), *(f"{count:,}" for count in counts))
@@ -183,7 +174,7 @@ def _counts(updates: Sequence[UpdateComparison]) -> Table:
 def _tokens(tokens: Sequence[TokenChange], total: int, texts: RowTexts) -> Table:
     title = f"tokens whose gradient differs most: {len(tokens)} of {total:,}"
     names = ["ratio", "run", "command", "difference"]
-    table = _table(title, ["update", "row", "position", "token"], names)
+    table = titled_table(title, ["update", "row", "position", "token"], names)
     for token in tokens:
         numbers = (token.ratio, token.run, token.command, token.command - token.run)
         text = Text(repr(texts.token(token.row, token.position)))

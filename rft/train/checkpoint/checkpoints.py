@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import torch
@@ -21,14 +20,14 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import record_function
 
 from rft.distributed import World
-from rft.logger.disk import HeldFolder, make_folder, rename, sync
+from rft.logger.disk import HeldFolder, rename, sync
 from rft.train.checkpoint.manifest import damage, describe, files_of, read_manifest, write_manifest
 from rft.train.checkpoint.names import checkpoints_in, delete, make_empty, name_of, remove, set_aside
 from rft.train.checkpoint.options import CheckpointOptions
 from rft.train.checkpoint.saved_state import STATE, STRUCTURE, SavedState, structure_of
 from rft.train.checkpoint.shards import Stager, reason_of, save_tensors
 from rft.train.checkpoint.tree import split
-from rft.train.folder.run_folder import RunFolder
+from rft.train.folder.run_folder import RunFolder, new_folder
 from rft.waits import waiting
 
 CLOSE_S = 60.0  # seconds that an error of the run waits for a checkpoint that is being written
@@ -227,7 +226,7 @@ class Checkpoints:
         reason: str | None = "checkpoint.fallback=null"
         if fallback is not None:
             try:
-                self.folder = self._world.decide(lambda: _new_folder(Path(fallback).expanduser(), self.run.name))
+                self.folder = self._world.decide(lambda: new_folder(Path(fallback).expanduser(), self.run.name))
                 self._warn = lambda text: None  # the message of the end has it
                 save()
                 reason = None if self.wait() else f"checkpoint.fallback={fallback}: {self._problem}"
@@ -377,8 +376,3 @@ class Checkpoints:
         kept = self._options.kept(facts, self._watched)
         for path in facts.keys() - kept:
             remove(path)
-
-
-def _new_folder(parent: Path, name: str) -> Path:
-    make_folder(parent)
-    return Path(mkdtemp(prefix=f"{name}-", dir=parent))
