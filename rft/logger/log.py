@@ -275,7 +275,7 @@ class RunLog:
 
     @contextmanager
     def _surviving(self, what: str) -> Iterator[None]:
-        """See `surviving`; a second failure of the same is no second warning."""
+        """An error in the block becomes a warning, a second one of the same nothing."""
 
         def warn(text: str) -> None:
             if what not in self._failed:

@@ -90,8 +90,8 @@ def complete(
             Request(prompts[number], [row_seed(run.seed, number, sample) for sample in range(options.samples)])
             for number in local_rows
         ]
-        found = dict(zip(local_rows, sampler.generate(requests, sampling), strict=True))
-        all_rows = {number: group for groups in world.gather(found) for number, group in groups.items()}
+        groups = dict(zip(local_rows, sampler.generate(requests, sampling), strict=True))
+        all_rows = {number: group for rank_groups in world.gather(groups) for number, group in rank_groups.items()}
         if world.rank == 0:
             output = Path(options.output)
             lines = (output_row(rows[number], all_rows[number], output.parent) for number in range(start, end))
@@ -105,8 +105,8 @@ def output_row(row: Row, completions: list[Completion], folder: Path) -> Row:
     Args:
         folder: of the output. The bytes of media become files of `media/` in it.
     """
-    found = [{"text": c.text, "tokens": len(c.tokens), "finish_reason": c.finish_reason} for c in completions]
-    return store_media(row, folder, folder, whole_file) | {"completions": found}
+    texts = [{"text": c.text, "tokens": len(c.tokens), "finish_reason": c.finish_reason} for c in completions]
+    return store_media(row, folder, folder, whole_file) | {"completions": texts}
 
 
 def read(path: str | None, field: str) -> Rows:

@@ -44,16 +44,16 @@ class FoundPolicy(PolicyParts):
         options: of the policy.
     """
 
-    def __init__(self, job: Components, found: Path | None) -> None:
+    def __init__(self, job: Components, checkpoint: Path | None) -> None:
         super().__init__(job)
-        self.found = found
+        self.checkpoint = checkpoint
         options = job.actor.options
-        self.options = options if found is None else replace(options, path=str(found), model_config=None)
+        self.options = options if checkpoint is None else replace(options, path=str(checkpoint), model_config=None)
 
     @part
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        if self.found is not None:
-            return pretrained(path=str(self.found), trust_remote_code=self.options.trust_remote_code)
+        if self.checkpoint is not None:
+            return pretrained(path=str(self.checkpoint), trust_remote_code=self.options.trust_remote_code)
         made: PreTrainedTokenizerBase = self.job.tokenizer.build()
         return made
 
@@ -104,13 +104,13 @@ class Answering(Components):
             raise ValueError(f"mode={run.mode}: rollout=none cannot sample; choose another engine, such as rollout=hf")
         self.engine.options.check_here()
         self.place_reward(self.world)
-        found = self.world.decide(lambda: find_checkpoint(Path(run.output_dir), which, key))
-        self.policy = FoundPolicy(self, found)
+        checkpoint = self.world.decide(lambda: find_checkpoint(Path(run.output_dir), which, key))
+        self.policy = FoundPolicy(self, checkpoint)
         self.policy.check_all()
         actor = self.policy.options
         self.title = actor.path or f"a new {actor.model_config['model_type']}, untrained"
-        if scores and self.grader is not None and found is not None:
-            head, where = actor.head, f"{key}={which}: {found}"
+        if scores and self.grader is not None and checkpoint is not None:
+            head, where = actor.head, f"{key}={which}: {checkpoint}"
             check.run(lambda: check_classifier(self.policy.model_config, head, where))
 
     @contextmanager

@@ -44,16 +44,16 @@ def certify_graders(job: Components, console: Console) -> bool:
         job.place_reward(job.join())
         texts = probes(reward, rows)
         with display(SINGLE_PROCESS, console) as shown, shown.progress("verify the reward", 2 * len(texts)) as show:
-            found = certify(reward, rows, texts, show)
-    console.print(_table(found))
+            certificates = certify(reward, rows, texts, show)
+    console.print(_table(certificates))
     for line in _thoughts(reward, rows):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    for name, certificate in found.items():
+    for name, certificate in certificates.items():
         console.print(verdict(not certificate.faults, f"reward.terms.{name}: {_verdict(certificate)}"))
         for fault in certificate.faults[:SHOWN]:
             where = f"{place(rows, fault.row)}: {fault.found}, expected {fault.expected}"
             console.print(f"    {where}: {head(fault.response)}", markup=False, highlight=False, soft_wrap=True)
-    return not any(certificate.faults for certificate in found.values())
+    return not any(certificate.faults for certificate in certificates.values())
 
 
 def _rows(job: Components) -> Iterator[tuple[str, Row]]:
@@ -104,13 +104,13 @@ def _thoughts(reward: WeightedSum, rows: Rows) -> Iterator[str]:
             yield f"    reward.terms.{name}: {begun} of {len(own)} responses begin inside of a thought"
 
 
-def _table(found: Mapping[str, GraderCertificate]) -> Table:
+def _table(certificates: Mapping[str, GraderCertificate]) -> Table:
     title = "certificate of the reward: texts with the score that is right, of those whose score is known"
     kinds: dict[Kind, str] = {"gold": "right answers", "other": "other answers", "empty": "empty"}
-    if any(certificate.known["thought"] for certificate in found.values()):
+    if any(certificate.known["thought"] for certificate in certificates.values()):
         kinds["thought"] = "answers in a thought"
     table = titled_table(title, ["term"], ["rows", *kinds.values(), "same score twice"])
-    for name, certificate in found.items():
+    for name, certificate in certificates.items():
         held = [_share(certificate, kind) for kind in kinds]
         table.add_row(name, str(certificate.rows), *held, f"{certificate.repeated}/{certificate.texts}")
     return table

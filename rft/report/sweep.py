@@ -225,20 +225,22 @@ def _spread(values: Sequence[float]) -> str:
 
 def _difference(baseline: SeedGroup, group: SeedGroup) -> str:
     """`mean ± interval` of the paired differences to the first group."""
-    found = None if group is baseline else paired_difference(baseline.results, group.results)
-    if found is None:
+    difference = None if group is baseline else paired_difference(baseline.results, group.results)
+    if difference is None:
         return short(None)
-    mean, half, _ = found
+    mean, half, _ = difference
     return f"{mean:+.4g}" + (f" ± {short(half, 2)}" if half is not None else "")
 
 
 def _in_short(histories: Sequence[History], name: str) -> str:
-    found = [summary for history in histories if (summary := history.summary(name)) is not None]
-    if not found:
+    summaries = [summary for history in histories if (summary := history.summary(name)) is not None]
+    if not summaries:
         return short(None)
     if len(histories) > 1:
-        return f"{_spread([summary.first for summary in found])} → {_spread([summary.last for summary in found])}"
-    return f"{short(found[0].first)} → {short(found[0].last)} ({short(found[0].best)})"
+        return (
+            f"{_spread([summary.first for summary in summaries])} → {_spread([summary.last for summary in summaries])}"
+        )
+    return f"{short(summaries[0].first)} → {short(summaries[0].last)} ({short(summaries[0].best)})"
 
 
 def _html_table(groups: Sequence[SeedGroup], beside: Path) -> str:
@@ -260,9 +262,9 @@ def _html_table(groups: Sequence[SeedGroup], beside: Path) -> str:
         cells = [f'<td><em class="k{index % COLORS}"></em>{text}</td><td class="n">{len(group.runs)}</td>']
         cells += [f'<td class="n">{result}</td><td class="n">{_stacked(_difference(groups[0], group))}</td>']
         for name in names:
-            found = [summary for history in group.histories if (summary := history.summary(name)) is not None]
-            best = [summary.best for summary in found if summary.best is not None]
-            for values in ([s.first for s in found], best, [s.last for s in found]):
+            summaries = [summary for history in group.histories if (summary := history.summary(name)) is not None]
+            best = [summary.best for summary in summaries if summary.best is not None]
+            for values in ([s.first for s in summaries], best, [s.last for s in summaries]):
                 cells.append(f'<td class="n">{_stacked(_spread(values))}</td>')
         elapsed = [history.elapsed for history in group.histories if ELAPSED in history.names]
         time = duration(sum(elapsed)) if elapsed else short(None)

@@ -51,7 +51,7 @@ def origins(loader: ConfigLoader, name: str, overrides: Sequence[str]) -> list[O
     setters += [(str(override.key_or_group), False, "command line") for override in parts.config_overrides]
     values, defaults = _public_tree(config), _public_tree(plain)
     texts = dict(leaves(_text_tree(plain)))
-    found = []
+    changed = []
     for key, text in leaves(_text_tree(config)):
         value, before = _value_text(values, key), _value_text(defaults, key)
         if value != before:
@@ -61,8 +61,8 @@ def origins(loader: ConfigLoader, name: str, overrides: Sequence[str]) -> list[O
                 for set_key, empty, source in setters
                 if key == set_key or (not empty and key.startswith(f"{set_key}."))
             ]
-            found.append(Origin(key, value, before, text if follows else sources[-1]))
-    return found
+            changed.append(Origin(key, value, before, text if follows else sources[-1]))
+    return changed
 
 
 def _public_tree(config: DictConfig) -> dict[str, Any]:

@@ -164,12 +164,12 @@ class DryRun:
         self.tracker.assign(self._term("weights"), self.policy.own_tensors())
         for term in self.sharded_terms:
             self.tracker.assign(f"reward models{HOST}" if term.offloaded else "reward models", term.weights())
-        found = self.tracker.peaks()
+        peaks = self.tracker.peaks()
         prompt, longest = self.encoder.prompt_tokens, self._longest
-        for terms in found.values():
+        for terms in peaks.values():
             if "kv cache" in terms:
                 terms["kv cache"] = terms["kv cache"] * capacity(prompt, longest) // capacity(prompt, 1)
-        return found
+        return peaks
 
     def _term(self, name: str, trains: bool = True) -> str:
         """The term of weights, gradients or optimizer state of a model, on the device or in host memory."""

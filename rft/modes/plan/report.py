@@ -227,12 +227,12 @@ def savings(job: PlanJob, config: dict[str, Any], launched: int, forecast: Forec
     host = max(map(host_bytes, forecast.memory.values()))
     for name, value in job.strategy.options.unset_offloads():
         try:
-            found = PlanJob({**config, "strategy": {**config["strategy"], name: value}}, launched).forecast()
+            other = PlanJob({**config, "strategy": {**config["strategy"], name: value}}, launched).forecast()
         except ValueError:  # all else in the config is right
             continue
         saved = {
-            stage: device_bytes(terms) - device_bytes(found.memory[stage]) for stage, terms in forecast.memory.items()
+            stage: device_bytes(terms) - device_bytes(other.memory[stage]) for stage, terms in forecast.memory.items()
         }
         stage = max(saved, key=saved.__getitem__)
-        added = max(map(host_bytes, found.memory.values())) - host
-        yield Saving(f"strategy.{name}={str(value).lower()}", found.peak()[1], stage, saved[stage], added)
+        added = max(map(host_bytes, other.memory.values())) - host
+        yield Saving(f"strategy.{name}={str(value).lower()}", other.peak()[1], stage, saved[stage], added)

@@ -72,12 +72,12 @@ class StubEncoder(Encoder):
         return EncodedText([0] * len(weights)), weights
 
     def steps(self, row: Mapping[str, Any], steps: Sequence[str], separator: str) -> tuple[EncodedText, list[int]]:
-        """See `Encoder.steps`: one step."""
+        """One step, of all tokens."""
         tokens = self.prompt_tokens + self.answer_tokens
         return EncodedText([0] * tokens), [tokens - 1]
 
     def encode(self, texts: list[str]) -> list[EncodedText]:
-        """See `Encoder.encode`: one token each."""
+        """One token for each text."""
         return [EncodedText([0])] * len(texts)
 
 

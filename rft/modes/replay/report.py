@@ -50,25 +50,25 @@ class Origin:
         return self.step - 1 - step_of(self.start)
 
 
-def print_report(origin: Origin, found: Comparison, count: int, texts: RowTexts, console: Console) -> None:
+def print_report(origin: Origin, comparison: Comparison, count: int, texts: RowTexts, console: Console) -> None:
     """Prints the comparison.
 
     Args:
         count: tokens to print.
         texts: of the rows.
     """
-    for text in (*_head(origin), _reproduced(found)):
+    for text in (*_head(origin), _reproduced(comparison)):
         console.print(text, soft_wrap=True)
-    if found.numbers:
-        console.print(_numbers(found.numbers))
-    if not found.updates:
+    if comparison.numbers:
+        console.print(_numbers(comparison.numbers))
+    if not comparison.updates:
         console.print("the policy does not train in this step")
         return
-    console.print(_updates(found.updates))
-    console.print(_counts(found.updates))
-    if found.tokens and count:
-        total = sum(update.differ for update in found.updates)
-        console.print(_tokens(found.tokens[:count], total, texts))
+    console.print(_updates(comparison.updates))
+    console.print(_counts(comparison.updates))
+    if comparison.tokens and count:
+        total = sum(update.differ for update in comparison.updates)
+        console.print(_tokens(comparison.tokens[:count], total, texts))
 
 
 def write_tokens(folder: Path, texts: RowTexts, run: StepRecord, command: StepRecord) -> None:
@@ -92,7 +92,7 @@ def write_tokens(folder: Path, texts: RowTexts, run: StepRecord, command: StepRe
     save_file({"input_ids": ids, **stacked}, folder / ALL_TOKENS)
 
 
-def write_report(folder: Path, origin: Origin, found: Comparison, texts: RowTexts) -> None:
+def write_report(folder: Path, origin: Origin, comparison: Comparison, texts: RowTexts) -> None:
     """Writes `step.json`, `tokens.jsonl` with the tokens whose gradient differs most, and `rows.html`."""
     facts = {
         "step": origin.step,
@@ -100,15 +100,15 @@ def write_report(folder: Path, origin: Origin, found: Comparison, texts: RowText
         "start": None if origin.start is None else str(origin.start),
         "retaken": origin.retaken,
         "changes": {key: [old, new] for key, old, new in origin.changes},
-        "compared": found.compared,
-        "unequal": found.unequal,
-        "numbers": found.numbers,
-        "updates": [asdict(update) for update in found.updates],
+        "compared": comparison.compared,
+        "unequal": comparison.unequal,
+        "numbers": comparison.numbers,
+        "updates": [asdict(update) for update in comparison.updates],
     }
-    tokens = ({**asdict(token), "text": texts.token(token.row, token.position)} for token in found.tokens)
+    tokens = ({**asdict(token), "text": texts.token(token.row, token.position)} for token in comparison.tokens)
     write_atomically(folder / STEP, json.dumps(facts, indent=1, ensure_ascii=False))
     write_atomically(folder / TOKENS, "".join(json.dumps(token, ensure_ascii=False) + "\n" for token in tokens))
-    write_atomically(folder / ROWS, rows_page(f"step {origin.step} of {origin.run}", found.tokens, texts))
+    write_atomically(folder / ROWS, rows_page(f"step {origin.step} of {origin.run}", comparison.tokens, texts))
 
 
 def _head(origin: Origin) -> list[str]:
@@ -121,16 +121,18 @@ def _head(origin: Origin) -> list[str]:
     ]
 
 
-def _reproduced(found: Comparison) -> Text:
-    if not found.unequal:
-        text = f"the algorithm of the run gives all {found.compared} numbers again that the run logged at this step"
+def _reproduced(comparison: Comparison) -> Text:
+    if not comparison.unequal:
+        text = (
+            f"the algorithm of the run gives all {comparison.compared} numbers again that the run logged at this step"
+        )
         return verdict(True, text)
     pairs = [
         f"{name} ({short(old, DIGITS)} there, {short(new, DIGITS)} here)"
-        for name, (old, new) in sorted(found.unequal.items(), key=_size)
+        for name, (old, new) in sorted(comparison.unequal.items(), key=_size)
     ]
     text = (
-        f"with the algorithm of the run {len(pairs)} of {found.compared} numbers differ from those that it logged: "
+        f"with the algorithm of the run {len(pairs)} of {comparison.compared} numbers differ from those that it logged: "
         f"{listed(pairs, LISTED)}. The engine, a reward, the device or the ranks do not repeat the step "
         "exactly; below, both algorithms have the same rows and weights"
     )

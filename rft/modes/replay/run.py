@@ -54,11 +54,11 @@ def replay(config: dict[str, Any], console: Console) -> float:
                 own, other = step.take(None), step.take(command.algorithm)
             finally:
                 step.close()
-        origin, found = Origin(number, run, start, changes), compare(logged, own, other)
+        origin, comparison = Origin(number, run, start, changes), compare(logged, own, other)
         texts = RowTexts(step.token_ids(), loaded.tokenizer.decode)
         if world.rank == 0:
-            print_report(origin, found, options.tokens, texts, console)
-            write_report(output, origin, found, texts)
+            print_report(origin, comparison, options.tokens, texts, console)
+            write_report(output, origin, comparison, texts)
             write_tokens(output, texts, own.record, other.record)
             console.print(f"written: {output}", soft_wrap=True)
-        return max((abs(token.run - token.command) for token in found.tokens), default=0.0)
+        return max((abs(token.run - token.command) for token in comparison.tokens), default=0.0)

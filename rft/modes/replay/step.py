@@ -43,7 +43,7 @@ class ReplayJob(Job):
         self.run = replace(self.run, checkpoint=once, profile=replace(self.run.profile, steps=[]), max_time=None)
 
     def model_context(self, world: World, loaded: Datasets) -> ModelContext:
-        """See `Job.model_context`; with the hooks that record."""
+        """The context of the models, with the hooks that record."""
         return replace(super().model_context(world, loaded), hooks=self.recorder)
 
 

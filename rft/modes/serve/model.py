@@ -46,8 +46,8 @@ def serve_model(parts: Components, console: Console) -> None:
     if shutil.which(python) is None:
         raise ValueError(f"serve.python={python}: there is no such program; give the path of an interpreter")
     output = Path(run.output_dir).resolve()
-    found = find_checkpoint(output, options.checkpoint, "serve.checkpoint")
-    path = parts.actor.options.path if found is None else str(found.resolve())
+    checkpoint = find_checkpoint(output, options.checkpoint, "serve.checkpoint")
+    path = parts.actor.options.path if checkpoint is None else str(checkpoint.resolve())
     tokenizer = parts.tokenizer.build() if path is None or parts.processor is not None else None
     processor = None if tokenizer is None else parts.make_processor(tokenizer)
     media = None if processor is None else processor.facts
@@ -60,12 +60,12 @@ def serve_model(parts: Components, console: Console) -> None:
         write_model_folder(meta_model(model_config), tokenizer, model, media)
     else:
         named = parts.tokenizer.options
-        if found is None and named.get("path") != path:
+        if checkpoint is None and named.get("path") != path:
             raise ValueError(
                 f"actor.tokenizer={named}: mode=serve serves the tokenizer beside the model; save yours in the folder "
                 "that actor.path names, and remove this"
             )
-        model = local_model(path, "serve.checkpoint" if found is not None else "actor.path")
+        model = local_model(path, "serve.checkpoint" if checkpoint is not None else "actor.path")
     load_format = "dummy" if path is None else "auto"
     key = server_key(options.token)
     addresses = [f"{options.host}:{options.port + number}" for number in range(options.count)]
@@ -96,7 +96,7 @@ def serve_model(parts: Components, console: Console) -> None:
                 )  # fmt: skip
                 print_key(console, options.token, key)
             waited = 0.0 if ready else time.monotonic() - began
-            names = ", ".join(address for address, found in zip(addresses, up, strict=True) if not found)
+            names = ", ".join(address for address, answers in zip(addresses, up, strict=True) if not answers)
             if waited > START_S:
                 raise ValueError(f"mode=serve: {names} did not answer within {START_S:g} s; see {output / 'servers'}")
             if waited > reminder.after_s:

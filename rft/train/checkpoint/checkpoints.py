@@ -5,7 +5,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from pathlib import Path
@@ -99,13 +99,11 @@ class Checkpoints:
         self._world.decide(self._clear)
         steps: list[Path] = self._world.decide(lambda: checkpoints_in(self.folder)[::-1])
         problems: dict[Path, str] = {}
-        while len(problems) < len(steps) and (problem := self._damage(steps[len(problems)])) is not None:
-            problems[steps[len(problems)]] = problem
-        if len(problems) < len(steps):
-            names = self._world.decide(lambda: self._set_aside_all(problems, steps[len(problems)]))
-            for (damaged, text), name in zip(problems.items(), names, strict=True):
-                self._warn(f"the checkpoint {damaged} is damaged: {text}; it is renamed to {name}")
-            return SavedState(steps[len(problems)])
+        for folder in steps:
+            if (problem := self._damage(folder)) is None:
+                self._set_aside_all(problems, folder)
+                return SavedState(folder)
+            problems[folder] = problem
         if problems:
             found = "; ".join(f"{folder.name}: {text}" for folder, text in problems.items())
             raise ValueError(
@@ -349,12 +347,17 @@ class Checkpoints:
         for path in self.folder.glob(".*"):
             delete(path)
 
-    def _set_aside_all(self, damaged: Iterable[Path], chosen: Path) -> list[str]:
-        """Renames damaged checkpoints, links to the chosen one, prunes, and returns the new names."""
-        names = [set_aside(folder) for folder in damaged]
-        self._link(chosen)
-        self._prune()
-        return names
+    def _set_aside_all(self, problems: Mapping[Path, str], chosen: Path) -> None:
+        """Renames damaged checkpoints with a warning, links to the chosen one, and prunes. A collective."""
+
+        def rename_all() -> list[str]:
+            names = [set_aside(folder) for folder in problems]
+            self._link(chosen)
+            self._prune()
+            return names
+
+        for (folder, problem), name in zip(problems.items(), self._world.decide(rename_all), strict=True):
+            self._warn(f"the checkpoint {folder} is damaged: {problem}; it is renamed to {name}")
 
     def _link(self, folder: Path) -> None:
         link, latest = self.folder / f".{LATEST}.partial", self.folder / LATEST
