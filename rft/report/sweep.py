@@ -237,9 +237,7 @@ def _in_short(histories: Sequence[History], name: str) -> str:
     if not summaries:
         return short(None)
     if len(histories) > 1:
-        return (
-            f"{_spread([summary.first for summary in summaries])} → {_spread([summary.last for summary in summaries])}"
-        )
+        return f"{_spread([each.first for each in summaries])} → {_spread([each.last for each in summaries])}"
     return f"{short(summaries[0].first)} → {short(summaries[0].last)} ({short(summaries[0].best)})"
 
 

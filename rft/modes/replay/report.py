@@ -123,17 +123,15 @@ def _head(origin: Origin) -> list[str]:
 
 def _reproduced(comparison: Comparison) -> Text:
     if not comparison.unequal:
-        text = (
-            f"the algorithm of the run gives all {comparison.compared} numbers again that the run logged at this step"
-        )
-        return verdict(True, text)
+        numbers = f"all {comparison.compared} numbers again that the run logged at this step"
+        return verdict(True, f"the algorithm of the run gives {numbers}")
     pairs = [
         f"{name} ({short(old, DIGITS)} there, {short(new, DIGITS)} here)"
         for name, (old, new) in sorted(comparison.unequal.items(), key=_size)
     ]
     text = (
-        f"with the algorithm of the run {len(pairs)} of {comparison.compared} numbers differ from those that it logged: "
-        f"{listed(pairs, LISTED)}. The engine, a reward, the device or the ranks do not repeat the step "
+        f"with the algorithm of the run {len(pairs)} of {comparison.compared} numbers differ from those that it "
+        f"logged: {listed(pairs, LISTED)}. The engine, a reward, the device or the ranks do not repeat the step "
         "exactly; below, both algorithms have the same rows and weights"
     )
     return Text.assemble(("✗ ", "yellow"), text)
