@@ -104,9 +104,8 @@ class Registry:
 
         def add(function: Callable) -> Callable:
             known = self._entries.get(name)
-            if known is not None and _place(known[0]) != _place(
-                function
-            ):  # equal places: the module was imported again
+            # at the same place, the module was imported again
+            if known is not None and _place(known[0]) != _place(function):
                 raise ValueError(
                     f"{self.kind} {name!r} is registered twice: as {_place(known[0])} and as {_place(function)}; "
                     "give one of them another name"

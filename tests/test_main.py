@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 import rft
-from rft.main import check_names, main
+from rft.main import HYDRA_FOLDER, check_names, main
 from rft.modes import MODES, find_mode
 from rft.setup.assembly import Job
 from rft.setup.schema import Run
@@ -311,8 +311,16 @@ def test_a_recipe_adds_options_under_names_that_the_package_has_not(say, tmp_pat
     assert (code, OmegaConf.create(out).clip_low) == (0, 9.0)
 
 
-@pytest.mark.parametrize("name", ["algorithm/loss/gspo.yaml", "data/_base.yaml", "main.yaml"])
-def test_a_file_of_a_recipe_that_hydra_would_not_read_is_refused(name, say, tmp_path):
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        (CONFIG, "algorithm/loss/gspo.yaml"),
+        (CONFIG, "data/_base.yaml"),
+        (CONFIG, "main.yaml"),
+        (HYDRA_FOLDER, "hydra/output/default.yaml"),
+    ],
+)
+def test_a_file_of_a_recipe_that_hydra_would_not_read_is_refused(folder, name, say, tmp_path):
     """Hydra reads the file of the first folder of its search path, even if the recipe's cannot be read."""
     file = tmp_path / "recipe" / name
     file.parent.mkdir(parents=True)
@@ -321,7 +329,7 @@ def test_a_file_of_a_recipe_that_hydra_would_not_read_is_refused(name, say, tmp_
         code, out, error = say("-cd", "recipe", *chosen)
         assert (code, out) == (1, "")
         assert error == (
-            f"error: recipe/{name}: Hydra would read {CONFIG / name} in its place, which has the same name; rename "
+            f"error: recipe/{name}: Hydra would read {folder / name} in its place, which has the same name; rename "
             "your file\n"
         )
 
@@ -338,7 +346,7 @@ def test_a_folder_that_takes_the_place_of_the_package_has_names_of_its_own(say, 
 
 @pytest.mark.parametrize("folder", sorted(folder.name for folder in (ROOT / "recipes").iterdir() if folder.is_dir()))
 def test_every_file_of_a_recipe_is_read(folder):
-    check_names(CONFIG, ROOT / "recipes" / folder)
+    check_names((HYDRA_FOLDER, CONFIG), ROOT / "recipes" / folder)
 
 
 def test_the_first_mode_of_a_process_excludes_its_imports_from_garbage_collection():

@@ -59,9 +59,8 @@ class MLflow:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        self._client.log_batch(
-            self._id, [Metric(metric_name(name), value, now, step) for name, value in numbers.items()]
-        )
+        metrics = [Metric(metric_name(name), value, now, step) for name, value in numbers.items()]
+        self._client.log_batch(self._id, metrics)
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Logs a table of the sampled texts as an artifact, one for each step, and the files of media that it names."""

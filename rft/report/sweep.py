@@ -27,18 +27,6 @@ from rft.report.run_page import REPORT
 from rft.report.seeds import last_common_step, mean_curve, mean_std, paired_difference
 from rft.sanitize import printable
 
-COMPARED = (
-    "eval/",
-    "reward/",
-    "preference/accuracy",
-    "preference/margin",
-    "loss/",
-    "entropy",
-    "kl/",
-    "length/mean",
-    "grad_norm",
-    "time/step_s",
-)
 SEED = "seed="
 
 
@@ -110,10 +98,8 @@ def comparison_table(runs: Sequence[SweepRun]) -> Table:
     table = titled_table("comparison", ["run"], ["n", "result", "difference", *names, "steps", "time"])
     for group in groups:
         failed = any(run.failure for run in group.runs)
-        cells: list[Text | str] = [str(len(group.runs))]
-        cells.append(
-            Text("failed", style="bold red") if failed else Text(_spread(list(group.results.values())), "bold")
-        )
+        result = Text("failed", "bold red") if failed else Text(_spread(list(group.results.values())), "bold")
+        cells: list[Text | str] = [str(len(group.runs)), result]
         cells += [_difference(groups[0], group), *(_in_short(group.histories, name) for name in names)]
         steps, time = max(h.last_step for h in group.histories), sum(h.elapsed for h in group.histories)
         table.add_row(Text(group.label), *cells, short(steps), duration(time))
@@ -128,7 +114,7 @@ def write_comparison(runs: Sequence[SweepRun], target: Path) -> Path:
     histories = [history for group in groups for history in group.histories]
     seen = dict.fromkeys(name for history in histories for name in history.names)
     cards = []
-    for name in shown_metrics(seen, COMPARED):
+    for name in shown_metrics(seen):
         curves = [_curve(group, name, begin) for group in groups]
         # a metric of the common steps alone has no curve
         if any(value is not None and (step > begin or not begin) for curve in curves for step, value in curve.points):

@@ -93,9 +93,8 @@ class Examination:
         if agree and not failed:
             failed += self.tensors()
         if agree:
-            self.report.add_check(
-                True, "temperature, template, rounding, options and dtype: there is no gap to explain"
-            )
+            text = "temperature, template, rounding, options and dtype: there is no gap to explain"
+            self.report.add_check(True, text)
         else:
             failed += self.causes(batch, logprobs, gap)
         self.report.print(batch, logprobs, self.trainer.policy.tokenizer)
@@ -274,14 +273,7 @@ class Examination:
         """Tries all causes; returns the cure of the one that explains the gap best, if there is one."""
         begin = self.trainer.policy.tokenizer.bos_token_id
         search = CauseSearch(
-            columns(batch),
-            logprobs,
-            self.score,
-            self.score_plainly,
-            self.rounds,
-            self.temperature,
-            self.dtype,
-            begin,
+            columns(batch), logprobs, self.score, self.score_plainly, self.rounds, self.temperature, self.dtype, begin
         )
         tried = sorted(search.run(self.report, self.world.gather), key=lambda cause: cause.gap.mean)
         named = [cause for cause in tried if cause.explains(gap)][:1]

@@ -85,9 +85,8 @@ def write_tokens(folder: Path, texts: RowTexts, run: StepRecord, command: StepRe
         "run": [one.gradient.float() for one, _ in pairs],
         "command": [other.gradient.float() for _, other in pairs],
     }
-    stacked = {
-        name: torch.stack(parts) for name, parts in columns.items() if parts
-    }  # none if the policy does not train
+    # none if the policy does not train
+    stacked = {name: torch.stack(parts) for name, parts in columns.items() if parts}
     folder.mkdir(parents=True, exist_ok=True)
     save_file({"input_ids": ids, **stacked}, folder / ALL_TOKENS)
 

@@ -44,9 +44,8 @@ def replay(config: dict[str, Any], console: Console) -> float:
         loaded = job.prepare(world)
         start, damaged = world.decide(lambda: saved.start(number))
         for path, problem in damaged.items():
-            console.print(
-                f"WARNING: the checkpoint {path} is damaged: {problem}; an earlier one is read", soft_wrap=True
-            )
+            text = f"WARNING: the checkpoint {path} is damaged: {problem}; an earlier one is read"
+            console.print(text, soft_wrap=True)
         with scratch(world, command.run.output_dir, command.run.mode) as temporary:
             step = Replay(job, world, loaded, temporary, run, start, output, number)
             try:

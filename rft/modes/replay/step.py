@@ -123,9 +123,8 @@ class Replay:
         world, rows = self._world, self.rows
         places = zip(rows["group"].tolist(), rows["unit"].tolist(), strict=True)
         local = [(*place, world.rank, number) for number, place in enumerate(places)]
-        numbers = {
-            place: row for row, place in enumerate(sorted(place for part in world.gather(local) for place in part))
-        }
+        all_places = sorted(place for rank_places in world.gather(local) for place in rank_places)
+        numbers = {place: row for row, place in enumerate(all_places)}
         rows[ROW] = torch.tensor([numbers[place] for place in local])
         return len(numbers), max(world.gather(rows["response_mask"].shape[1]))
 

@@ -18,7 +18,7 @@ from rft.actor.init import meta_model, read_config
 from rft.actor.lora.stored import find_adapter
 from rft.data.encode.tokenizer import pretrained
 from rft.modes.model import find_checkpoint
-from rft.modes.serve.key import RUN_VARIABLE, print_key, server_key
+from rft.modes.serve.key import RUN_VARIABLE, print_use, server_key
 from rft.remote.http_client import PROBE_S, ServerClient
 from rft.remote.server_process import ServerProcess
 from rft.rollout.engine.model_folder import write_model_folder
@@ -83,18 +83,15 @@ def serve_model(parts: Components, console: Console) -> None:
             up = [ready or _answers(server_api, address, key, hold=path is None) for address in addresses]
             if not ready and all(up):
                 ready = True
-                what = (
-                    f"serving {path}" if path else "waiting for weights: no request is answered until a run sends them"
-                )
-                console.print(what, highlight=False, soft_wrap=True)
-                console.print(f"addresses: {', '.join(addresses)}; a run samples there with", highlight=False)
-                console.print(
+                waits = "waiting for weights: no request is answered until a run sends them"
+                lines = (
+                    f"serving {path}" if path else waits,
+                    f"addresses: {', '.join(addresses)}; a run samples there with",
                     f"    rollout={server_api.rollout} rollout.engine.servers.count=0 "
                     f"rollout.engine.servers.addresses=[{','.join(addresses)}]"
                     f" rollout.engine.servers.token={options.token or RUN_VARIABLE}",
-                    highlight=False, soft_wrap=True,
-                )  # fmt: skip
-                print_key(console, options.token, key)
+                )
+                print_use(console, lines, options.token, key)
             waited = 0.0 if ready else time.monotonic() - began
             names = ", ".join(address for address, answers in zip(addresses, up, strict=True) if not answers)
             if waited > START_S:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from rft.modes.serve.key import RUN_VARIABLE, print_key, server_key
+from rft.modes.serve.key import RUN_VARIABLE, print_use, server_key
 from rft.remote.http_limits import ScoringLimits
 from rft.reward.compose import OWN, WeightedSum
 from rft.reward.services.protocol import fingerprint
@@ -49,15 +49,13 @@ def serve_reward(parts: Components, console: Console) -> None:
     except OSError as error:
         raise ValueError(f"serve.port={options.port}, serve.host={options.host}: {error}; choose another") from error
     address = f"http://{options.host}:{options.port}"
-    said = (
+    lines = (
         f"serving the reward terms {','.join(reward.names)} at {address}",
         "a run uses their sum with",
         f'    "reward/terms=[remote]" reward.accuracy=remote "reward.terms.remote.addresses=[{address}]"'
         f" reward.terms.remote.token={options.token or RUN_VARIABLE}",
     )
-    for line in said:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
-    print_key(console, options.token, key)
+    print_use(console, lines, options.token, key)
     try:
         _run(reward, fingerprints(node), options.limits, key, listening)
     finally:
