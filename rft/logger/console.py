@@ -179,13 +179,13 @@ class RunConsole:
         """Moves the bar of the stage to the step and redraws the table; without a terminal, prints a line."""
         for name, value in numbers.items():
             self._remember(name, [value])
-        current = self._stage
-        if current is not None and current.name == stage:
+        current = self._stage if self._stage is not None and self._stage.name == stage else None
+        if current is not None:
             self._bars.update(current.task, completed=step - current.start)
         if self._live is not None:
             self._live.update(Group(self._bars, self._table()))
-        elif not self.is_live and self._is_due(step, stage, numbers):
-            self.console.print(Text(self._line(step, stage, numbers)), soft_wrap=True)
+        elif not self.is_live and self._is_due(step, current, numbers):
+            self.console.print(Text(self._line(step, stage, current, numbers)), soft_wrap=True)
 
     def recall(self, history: History) -> None:
         """Restores the values that an earlier process logged, so that trends cover the whole run."""
@@ -287,22 +287,18 @@ class RunConsole:
             table.add_row(*(cell for side in cells for cell in side))
         return table
 
-    def _is_due(self, step: int, stage: str, numbers: Mapping[str, float]) -> bool:
-        current = self._stage
-        if current is None or current.name != stage or any(name.startswith("eval/") for name in numbers):
+    def _is_due(self, step: int, current: _StageProgress | None, numbers: Mapping[str, float]) -> bool:
+        if current is None or any(name.startswith("eval/") for name in numbers):
             return True
         done = step - current.start
         return done == current.steps or done % max(1, math.ceil(current.steps / LINES_PER_STAGE)) == 0
 
-    def _line(self, step: int, stage: str, numbers: Mapping[str, float]) -> str:
+    def _line(self, step: int, stage: str, current: _StageProgress | None, numbers: Mapping[str, float]) -> str:
         """`train 40/200  reward/mean 0.41  loss/policy 0.02  0:01:12  eta 0:04:40`."""
-        parts = [f"{stage} step {step}"]
-        current = self._stage
-        if current is not None and current.name == stage:
-            done = step - current.start
-            parts = [f"{stage} {done}/{current.steps}"]
+        done = 0 if current is None else step - current.start
+        parts = [f"{stage} step {step}" if current is None else f"{stage} {done}/{current.steps}"]
         parts += [f"{name} {short(numbers[name], 3)}" for name in shown_metrics(numbers, IN_A_LINE)]
-        if current is not None and current.name == stage and done > current.done:
+        if current is not None and done > current.done:
             spent = time.monotonic() - current.began
             left = spent / (done - current.done) * (current.steps - done)
             parts.append(f"eta {duration(left)}" if left else f"took {duration(spent)}")

@@ -100,12 +100,10 @@ def plan(config: dict[str, Any], launched: int, changed: Sequence[Origin], conso
     """
     job = PlanJob(config, launched)
     forecast = job.forecast()
-    used = {role.key for role in ROLES if role.writes(job.algorithm.reads())}
-    hidden = {"mode", "plan", *(role.key for role in ROLES if role.key not in used)}
+    hidden = {"mode", "plan", *(role.key for role in ROLES if not role.writes(job.algorithm.reads()))}
     console.print(_values(origin for origin in changed if origin.key.split(".")[0] not in hidden))
     console.print(_numbers(job, forecast))
-    titles = "in a step", "to load and save"
-    for title, seldom in zip(titles, (False, True), strict=True):
+    for title, seldom in (("in a step", False), ("to load and save", True)):
         stages = [stage for stage in forecast.memory if (stage in SELDOM) == seldom]
         console.print(_memory(forecast, title, stages))
     console.print(_peak(forecast, job.run.plan.memory_gib))
