@@ -42,9 +42,8 @@ def train(config: dict[str, Any], console: Console) -> float:
         if finished is not None:
             folder, numbers = finished
             STARTED.append(folder)  # the comparison of the sweep has this run too
-            console.print(
-                f"{folder} holds this run, finished; resume=never repeats it", soft_wrap=True, highlight=False
-            )
+            text = f"{folder} holds this run, finished; resume=never repeats it"
+            console.print(text, soft_wrap=True, highlight=False)
             return metric_value(numbers, job.metric)
     return job.fit(suffix, memory_by_stage)
 
