@@ -93,11 +93,6 @@ class PlanJob(Job):
     def ranks(self) -> int:
         return self._launched if self.run.plan.ranks is None else self.run.plan.ranks
 
-    @part
-    def reads_rows(self) -> bool:
-        """Whether the longest prompt is that of the rows."""
-        return self.run.plan.prompt_tokens is None
-
     @checks
     def _sizes(self) -> Iterator[Check]:
         yield lambda: _check_strategy(self.strategy, self.ranks)
@@ -109,7 +104,7 @@ class PlanJob(Job):
             yield "mode=plan: the memory of media (actor.processor) is not counted yet; plan a model of text"
 
     def _check_rows(self) -> Iterator[str]:
-        if not self.reads_rows:
+        if self.run.plan.prompt_tokens is not None:
             if (epochs := self.run.epochs) is not None:
                 yield (
                     f"epochs={epochs:g}: with plan.prompt_tokens no rows are read and counted; set steps=<number> "
@@ -122,7 +117,7 @@ class PlanJob(Job):
     @part
     def planned_config(self) -> PretrainedConfig | None:
         """The config of the policy; None if rows are read, and the model with them."""
-        if self.reads_rows:
+        if self.run.plan.prompt_tokens is None:
             return None
         actor = self.actor.options
         # a new model has the vocabulary of the tokenizer
