@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from operator import attrgetter
 from typing import Annotated, Any
 
@@ -67,8 +68,7 @@ def unread_options(function: Callable, options: Mapping[str, Any], key: str, abs
     Returns:
         The reason for every such option, by its yaml key.
     """
-    annotated = attrgetter("__init__")(function) if isinstance(function, type) else function
-    hints = typing.get_type_hints(annotated, include_extras=True)
+    _, hints = signature_of(function)
     prefix = f"{key}." if key else ""
     found: dict[str, str] = {}
     for name, value in options.items():
@@ -80,6 +80,13 @@ def unread_options(function: Callable, options: Mapping[str, Any], key: str, abs
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             found |= unread_options(type(value), fields_of(value), prefix + name, absent)
     return found
+
+
+@cache
+def signature_of(function: Callable) -> tuple[list[inspect.Parameter], dict[str, Any]]:
+    """The parameters and the annotations of a function or a class, which take most of the time of checking a config."""
+    annotated = attrgetter("__init__")(function) if isinstance(function, type) else function
+    return [*inspect.signature(function).parameters.values()], typing.get_type_hints(annotated, include_extras=True)
 
 
 def fields_of(instance: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ No slow module is imported before the config is composed, so `--help` and `--cfg
 import os
 import re
 import sys
+from collections.abc import Iterable
 from functools import cache, partial
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from rft.setup.other_libraries import elsewhere
 from rft.setup.yaml_errors import YAML_ERRORS, broken_yaml
 
 CONFIG_FOLDER = Path(__file__).parent / "config"
+HYDRA_FOLDER = Path(hydra.__file__).parent / "conf"  # the options of Hydra itself
 INTERRUPTED = 130  # exit status after SIGINT, as a shell has it
 OF_ANY_TERM = re.compile(r"reward\.terms\.\w+\.(call|gate|clip)\b")  # keys that few yaml files of terms contain
 USER_ERRORS = (HydraException, OmegaConfBaseException, ValueError, OSError)
@@ -86,14 +88,16 @@ def main() -> None:
     if flags:
         Console(stderr=True, soft_wrap=True).print(Text.assemble(("error:", "bold red"), f" {unknown_flag(flags[0])}"))
         sys.exit(2)
-    if given.config_dir:
-        sys.path.insert(0, str(Path(given.config_dir).resolve()))  # the folder of the recipe's plugins
     # Hydra itself accepts flags only before the overrides.
     sys.argv[1:] = [*(word for word in sys.argv[1:] if word not in given.overrides), *given.overrides]
     full_error = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
     error: Exception | None = None
     try:
+        if given.config_dir:
+            sys.path.insert(0, str(Path(given.config_dir).resolve()))  # the folder of the recipe's plugins
+            first = CONFIG_FOLDER.parent / (given.config_path or CONFIG_FOLDER.name)
+            check_names((HYDRA_FOLDER, first), Path(given.config_dir))
         run()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
@@ -127,6 +131,25 @@ def main() -> None:
         leave()
 
 
+def check_names(before: Iterable[Path], added: Path) -> None:
+    """Checks that Hydra finds no other file in the place of a yaml file of an added folder.
+
+    Args:
+        before: the folders that Hydra searches before it.
+        added: the folder of `-cd`.
+
+    Raises:
+        Problems: names both files for every name that they share.
+    """
+    pairs = [(file, added / file.relative_to(folder)) for folder in before for file in sorted(folder.rglob("*.yaml"))]
+    hidden = [(file, own) for file, own in pairs if own.is_file() and not own.samefile(file)]
+    if hidden:
+        raise Problems(
+            f"{own}: Hydra would read {file} in its place, which has the same name; rename your file"
+            for file, own in hidden
+        )
+
+
 def unknown_flag(flag: str) -> str:
     """The message for a flag that neither this package nor Hydra has."""
     name = flag.lstrip("-").split("=")[0]
@@ -155,9 +178,7 @@ def explain(error: Exception) -> str:
         return f"{key}: no such key{did_you_mean(key, known)}"
     if found := re.search(r"Could not find '([^']+)'\s+Available options in '([^']+)':\s+(.*)", text, re.DOTALL):
         name, group, options = found[1].rsplit("/", 1)[-1], found[2], re.findall(r"^\s*(\S+)$", found[3], re.MULTILINE)
-        options = [
-            option for option in options if not option.startswith("_")
-        ]  # a yaml that others inherit is no option
+        options = [option for option in options if not option.startswith("_")]  # others inherit such a yaml
         return f"{group}={name}: no such option{did_you_mean(name, options)} (known: {', '.join(options)})"
     if found := re.search(r"Missing mandatory value: (\S+)(?:\s+full_key: (\S+))?", text):
         key = found[1] if "." in found[1] or not found[2] else found[2]  # that of an interpolation is the full key

@@ -77,9 +77,9 @@ def _spelling(character: str) -> str:
     if character.isascii() and character.isalnum():
         return character
     octets = character.encode(errors="surrogateescape")
-    url = (
-        quote(octets, safe="") if quote(octets, safe="") != character else "".join(f"%{octet:02X}" for octet in octets)
-    )
+    url = quote(octets, safe="")
+    if url == character:
+        url = "".join(f"%{octet:02X}" for octet in octets)
     written = {repr(character)[1:-1], json.dumps(character)[1:-1], repr(octets)[2:-1], html.escape(character)}
     spaces = [r"\+"] if character == " " else []
     forms = "|".join([*map(re.escape, sorted(written | {character}, key=len, reverse=True)), *spaces])

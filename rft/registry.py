@@ -7,17 +7,15 @@ does not import torch, so configs can be checked before slow imports.
 
 import dataclasses
 import importlib
-import importlib.util
 import inspect
 import itertools
 import types
 import typing
 from collections.abc import Callable, Mapping
 from functools import cache
-from operator import attrgetter
 from typing import Annotated, Any, Literal, Union
 
-from rft.conditions import Absent, fields_of, unread_options
+from rft.conditions import Absent, fields_of, signature_of, unread_options
 from rft.errors import Problems, did_you_mean, messages_of, naming
 from rft.imports import import_function, is_dotted
 from rft.ranges import Range
@@ -104,9 +102,8 @@ class Registry:
 
         def add(function: Callable) -> Callable:
             known = self._entries.get(name)
-            if known is not None and _place(known[0]) != _place(
-                function
-            ):  # equal places: the module was imported again
+            # at the same place, the module was imported again
+            if known is not None and _place(known[0]) != _place(function):
                 raise ValueError(
                     f"{self.kind} {name!r} is registered twice: as {_place(known[0])} and as {_place(function)}; "
                     "give one of them another name"
@@ -246,7 +243,7 @@ def validate(
     options: Mapping, function: Callable, key: str, title: str, supplied: tuple[str, ...] = ()
 ) -> tuple[dict[str, Any], list[str]]:
     """As `take`, but returns the keyword arguments that fit, and a message for every other option."""
-    parameters, hints = _parameters(function)
+    parameters, hints = signature_of(function)
     keyword = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if not isinstance(function, type):  # positional arguments of a function are data, not options
         keyword = [p for p in keyword if p.kind is p.KEYWORD_ONLY]
@@ -269,13 +266,6 @@ def validate(
             needs = f"{title} needs it; add `{name}: <{spell(annotation)}>`"
             messages.append(f"{prefix}{name} is missing: {needs}")
     return result, messages
-
-
-@cache
-def _parameters(function: Callable) -> tuple[list[inspect.Parameter], dict[str, Any]]:
-    """The parameters and the annotations of a function or a class, which take most of the time of checking a config."""
-    annotated = attrgetter("__init__")(function) if isinstance(function, type) else function
-    return [*inspect.signature(function).parameters.values()], typing.get_type_hints(annotated, include_extras=True)
 
 
 def convert(value: Any, annotation: Any, key: str, bounds: Range = FINITE) -> Any:

@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 import rft
-from rft.main import main
+from rft.main import HYDRA_FOLDER, check_names, main
 from rft.modes import MODES, find_mode
 from rft.setup.assembly import Job
 from rft.setup.schema import Run
@@ -302,14 +302,51 @@ def test_configs_of_tests_are_those_of_the_command_line(overrides, resolved):
     assert resolved(*overrides) == plain(composed(overrides, CONFIG, "main"))
 
 
-@pytest.mark.parametrize(("name", "clip_low"), [("wide", 9.0), ("gspo", 3e-4)])
-def test_a_recipe_adds_options_under_names_that_the_package_has_not(name, clip_low, say, tmp_path):
-    file = tmp_path / "recipe" / "algorithm" / "loss" / f"{name}.yaml"
+def test_a_recipe_adds_options_under_names_that_the_package_has_not(say, tmp_path):
+    file = tmp_path / "recipe" / "algorithm" / "loss" / "wide.yaml"
     file.parent.mkdir(parents=True)
     file.write_text("name: gspo\nclip_low: 9.0\nclip_high: 9.0\n")
-    chosen = ("-cd", tmp_path / "recipe", f"algorithm/loss={name}")
+    chosen = ("-cd", tmp_path / "recipe", "algorithm/loss=wide")
     code, out, _ = say(*chosen, "--cfg", "job", "--package", "algorithm.loss")
-    assert (code, OmegaConf.create(out).clip_low) == (0, clip_low)
+    assert (code, OmegaConf.create(out).clip_low) == (0, 9.0)
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        (CONFIG, "algorithm/loss/gspo.yaml"),
+        (CONFIG, "data/_base.yaml"),
+        (CONFIG, "main.yaml"),
+        (HYDRA_FOLDER, "hydra/output/default.yaml"),
+    ],
+)
+def test_a_file_of_a_recipe_that_hydra_would_not_read_is_refused(folder, name, say, tmp_path):
+    """Hydra reads the file of the first folder of its search path, even if the recipe's cannot be read."""
+    file = tmp_path / "recipe" / name
+    file.parent.mkdir(parents=True)
+    file.write_text("name: [")
+    for chosen in ([], ["--help"], ["algorithm/loss=gspo", "-m"], ["-cn", "main"]):
+        code, out, error = say("-cd", "recipe", *chosen)
+        assert (code, out) == (1, "")
+        assert error == (
+            f"error: recipe/{name}: Hydra would read {folder / name} in its place, which has the same name; rename "
+            "your file\n"
+        )
+
+
+def test_a_folder_that_takes_the_place_of_the_package_has_names_of_its_own(say, tmp_path):
+    for folder in ("first", "second"):
+        recipe(tmp_path / folder, "").joinpath("run.yaml").write_text(f"chosen: {folder}\n")
+    (tmp_path / "second" / "main.yaml").touch()
+    code, _, error = say("-cp", tmp_path / "first", "-cd", tmp_path / "second", "-cn", "run")
+    assert (code, str(tmp_path / "second" / "run.yaml") in error, "main.yaml" in error) == (1, True, False)
+    code, out, _ = say("-cd", CONFIG, "--cfg", "job")
+    assert (code, "\nseed: 0\n" in out) == (0, True)
+
+
+@pytest.mark.parametrize("folder", sorted(folder.name for folder in (ROOT / "recipes").iterdir() if folder.is_dir()))
+def test_every_file_of_a_recipe_is_read(folder):
+    check_names((HYDRA_FOLDER, CONFIG), ROOT / "recipes" / folder)
 
 
 def test_the_first_mode_of_a_process_excludes_its_imports_from_garbage_collection():

@@ -77,7 +77,7 @@ def share_again(group: Sequence[Row]) -> list[Row]:
     return [row | {"media": media, "fields": known | row["fields"]} for row in group]
 
 
-def concat_media(entries: Iterable[TensorDict]) -> dict[str, Tensor]:
+def concat_media(entries: Iterable[Media | TensorDict]) -> dict[str, Tensor]:
     """Concatenates entries along their first dimension, each tensor over the rows that have it.
 
     Args:
@@ -103,7 +103,7 @@ def join_media(parts: Sequence[Media]) -> Media | None:
     """The media of a text from those of its parts; None without parts. Raises as `concat_media`."""
     if len(parts) < 2:
         return parts[0] if parts else None
-    return concat_media([TensorDict(dict(part), batch_size=[]) for part in parts])
+    return concat_media(parts)
 
 
 def share_media(batch: TensorDictBase) -> SharedMedia | None:

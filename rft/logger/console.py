@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from io import TextIOBase
 from itertools import pairwise, zip_longest
 from pathlib import Path
-from typing import TextIO, cast
+from typing import Any, TextIO, cast
 
 from rich import box
 from rich.console import Console, Group
@@ -52,6 +52,7 @@ PROGRESS_EVERY = 30.0  # seconds between two lines about the same long work, wit
 TREND = 18  # characters
 HISTORY = 2000  # values that a trend covers
 BLOCKS = "▁▂▃▄▅▆▇█"
+MARKS = {True: ("✓ ", "green"), False: ("✗ ", "bold red"), None: ("• ", "dim")}
 
 
 @dataclass(frozen=True)
@@ -176,20 +177,21 @@ class RunConsole:
 
     def log(self, step: int, stage: str, numbers: Mapping[str, float]) -> None:
         """Moves the bar of the stage to the step and redraws the table; without a terminal, prints a line."""
-        self._remember(numbers)
-        current = self._stage
-        if current is not None and current.name == stage:
+        for name, value in numbers.items():
+            self._remember(name, [value])
+        current = self._stage if self._stage is not None and self._stage.name == stage else None
+        if current is not None:
             self._bars.update(current.task, completed=step - current.start)
-        if self.is_live:
-            self._draw()
-        elif self._is_due(step, stage, numbers):
-            self.console.print(Text(self._line(step, stage, numbers)), soft_wrap=True)
+        if self._live is not None:
+            self._live.update(Group(self._bars, self._table()))
+        elif not self.is_live and self._is_due(step, current, numbers):
+            self.console.print(Text(self._line(step, stage, current, numbers)), soft_wrap=True)
 
     def recall(self, history: History) -> None:
         """Restores the values that an earlier process logged, so that trends cover the whole run."""
         self._values.clear()
         for name in shown_metrics(history.names):
-            self._remember_all(name, history.values(name))
+            self._remember(name, history.values(name))
 
     def message(self, text: str) -> None:
         """A line above the live display."""
@@ -228,11 +230,8 @@ class RunConsole:
             failure: a line that says why the run stopped early; empty if it did not.
             conclusions: lines below the table.
         """
-        title = Text(f"{run.name}, {duration(seconds)}", style="bold")
-        table = Table(title=title, title_justify="left", box=box.SIMPLE)
-        table.add_column("metric")
-        for column in ("first", "best", "last"):
-            table.add_column(column, justify="right")
+        title = Text(f"{run.name}, {duration(seconds)}")
+        table = titled_table(title, ["metric"], ["first", "best", "last"])
         for metric in metrics:
             style = "bold" if metric.name.startswith("eval/") else ""
             table.add_row(Text(metric.name), short(metric.first), short(metric.best), short(metric.last), style=style)
@@ -260,15 +259,7 @@ class RunConsole:
                 self._diverted.append((handler, handler.stream))
                 handler.setStream(sys.stderr)
 
-    def _draw(self) -> None:
-        if self._live is not None:
-            self._live.update(Group(self._bars, self._table()))
-
-    def _remember(self, numbers: Mapping[str, float]) -> None:
-        for name, value in numbers.items():
-            self._remember_all(name, [value])
-
-    def _remember_all(self, name: str, values: Sequence[float]) -> None:
+    def _remember(self, name: str, values: Sequence[float]) -> None:
         if shown_metrics([name]):
             self._values.setdefault(name, deque(maxlen=HISTORY)).extend(values)
 
@@ -296,26 +287,43 @@ class RunConsole:
             table.add_row(*(cell for side in cells for cell in side))
         return table
 
-    def _is_due(self, step: int, stage: str, numbers: Mapping[str, float]) -> bool:
-        current = self._stage
-        if current is None or current.name != stage or any(name.startswith("eval/") for name in numbers):
+    def _is_due(self, step: int, current: _StageProgress | None, numbers: Mapping[str, float]) -> bool:
+        if current is None or any(name.startswith("eval/") for name in numbers):
             return True
         done = step - current.start
         return done == current.steps or done % max(1, math.ceil(current.steps / LINES_PER_STAGE)) == 0
 
-    def _line(self, step: int, stage: str, numbers: Mapping[str, float]) -> str:
+    def _line(self, step: int, stage: str, current: _StageProgress | None, numbers: Mapping[str, float]) -> str:
         """`train 40/200  reward/mean 0.41  loss/policy 0.02  0:01:12  eta 0:04:40`."""
-        parts = [f"{stage} step {step}"]
-        current = self._stage
-        if current is not None and current.name == stage:
-            done = step - current.start
-            parts = [f"{stage} {done}/{current.steps}"]
+        done = 0 if current is None else step - current.start
+        parts = [f"{stage} step {step}" if current is None else f"{stage} {done}/{current.steps}"]
         parts += [f"{name} {short(numbers[name], 3)}" for name in shown_metrics(numbers, IN_A_LINE)]
-        if current is not None and current.name == stage and done > current.done:
+        if current is not None and done > current.done:
             spent = time.monotonic() - current.began
             left = spent / (done - current.done) * (current.steps - done)
             parts.append(f"eta {duration(left)}" if left else f"took {duration(spent)}")
         return "  ".join(parts)
+
+
+def titled_table(title: str | Text, left: Sequence[str] = (), right: Sequence[str] = (), **options: Any) -> Table:
+    """A table as the modes print it.
+
+    Args:
+        left: names of the first columns, of texts.
+        right: names of the columns behind them, of numbers.
+        options: further ones of the table.
+    """
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE, **options)
+    for name in left:
+        table.add_column(name, overflow="fold")
+    for name in right:
+        table.add_column(name, justify="right")
+    return table
+
+
+def verdict(holds: bool | None, text: str | Text) -> Text:
+    """A line with a mark for what holds, does not hold, or is only stated (None)."""
+    return Text.assemble(MARKS[holds], text)
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -73,12 +75,7 @@ class History:
     def of(cls, run: Path) -> "History":
         """Reads a run folder; without metrics the history is empty."""
         path = run / METRICS
-        if not path.exists():
-            return cls()
-        damaged: list[int] = []
-        history = cls(row for _, row in parsed_lines(path, METRICS_KEYS, damaged))
-        warn_of(path, damage(damaged))
-        return history
+        return cls(read_lines(path, METRICS_KEYS) if path.exists() else ())
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Appends a row; NaN counts as null, and what is no number is left out."""
@@ -147,12 +144,8 @@ class History:
         found = [(self._stages[n], value) for n, value in zip(numbers, values, strict=True) if value == value]
         if not found:
             return []
-        marks = [("start", found[0][1])]
-        for index, (stage, value) in enumerate(found):
-            last_of_stage = index + 1 == len(found) or found[index + 1][0] != stage
-            if index > 0 and last_of_stage:
-                marks.append((stage, value))
-        return marks
+        stages = groupby(found[1:], key=itemgetter(0))
+        return [("start", found[0][1]), *((stage, list(group)[-1][1]) for stage, group in stages)]
 
 
 def _finite(value: float) -> float | None:
@@ -161,15 +154,12 @@ def _finite(value: float) -> float | None:
 
 def stage_spans(rows: Iterable[tuple[int, str]]) -> list[StageSpan]:
     """The stages of (step, stage) pairs in order; each begins where the one before it ended."""
-    stages: list[tuple[str, int, int]] = []
-    for step, stage in rows:
-        if stages and stages[-1][0] == stage:
-            name, start, end = stages[-1]
-            stages[-1] = (name, start, max(step, end))
-        else:
-            before = stages[-1][2] if stages else max(0, step - 1)  # step 0 is an evaluation
-            stages.append((stage, before, step))
-    return [StageSpan(*stage) for stage in stages]
+    spans: list[StageSpan] = []
+    for name, group in groupby(rows, key=itemgetter(1)):
+        steps = [step for step, _ in group]
+        start = spans[-1].end if spans else max(0, steps[0] - 1)  # step 0 is an evaluation
+        spans.append(StageSpan(name, start, max(steps)))
+    return spans
 
 
 def read_stages(run: Path) -> list[StageSpan]:
@@ -187,12 +177,12 @@ def read_stages(run: Path) -> list[StageSpan]:
     return stage_spans(zip(steps, stages, strict=True))
 
 
-def read_lines(path: Path, keys: Mapping[str, type] = ANY_KEYS) -> list[dict[str, Any]]:
+def read_lines(path: Path, keys: Mapping[str, type] = ANY_KEYS) -> Iterator[dict[str, Any]]:
     """The objects of a jsonl file, without damaged lines, which a warning names once; see `parsed_lines`."""
     damaged: list[int] = []
-    rows = [row for _, row in parsed_lines(path, keys, damaged)]
+    for _, row in parsed_lines(path, keys, damaged):
+        yield row
     warn_of(path, damage(damaged))
-    return rows
 
 
 def parsed_lines(path: Path, keys: Mapping[str, type], damaged: list[int]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -9,7 +9,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -186,19 +186,15 @@ class RunLog:
 
     def _named_media(self, paths: Iterable[Path]) -> set[MediaFile]:
         """The files of media that the lines of jsonl files name."""
-        return {file for path in paths for file in media_files(read_lines(path), self.run)}
+        return {file for path in paths for file in media_files(list(read_lines(path)), self.run)}
 
-    @contextmanager
-    def stage(self, name: str, start: int, steps: int, done: int = 0) -> Iterator[None]:
+    def stage(self, name: str, start: int, steps: int, done: int = 0) -> AbstractContextManager[None]:
         """A progress bar for the `steps` steps after step `start`; an earlier process took `done` of them."""
-        with self.console.stage(name, start, steps, done):
-            yield
+        return self.console.stage(name, start, steps, done)
 
-    @contextmanager
-    def progress(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
+    def progress(self, name: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
         """A progress bar for long work inside a step; call the yielded function with the number of items done."""
-        with self.console.progress(name, total) as show:
-            yield show
+        return self.console.progress(name, total)
 
     def message(self, text: str) -> None:
         """Prints a line on the console."""
@@ -279,7 +275,7 @@ class RunLog:
 
     @contextmanager
     def _surviving(self, what: str) -> Iterator[None]:
-        """See `surviving`; a second failure of the same is no second warning."""
+        """An error in the block becomes a warning, a second one of the same nothing."""
 
         def warn(text: str) -> None:
             if what not in self._failed:
@@ -314,13 +310,11 @@ class SilentLog(RunLog):
     def rewind(self, step: int) -> None:
         pass
 
-    @contextmanager
-    def stage(self, name: str, start: int, steps: int, done: int = 0) -> Iterator[None]:
-        yield
+    def stage(self, name: str, start: int, steps: int, done: int = 0) -> AbstractContextManager[None]:
+        return nullcontext()
 
-    @contextmanager
-    def progress(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
-        yield lambda done: None
+    def progress(self, name: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+        return nullcontext(lambda done: None)
 
     def message(self, text: str) -> None:
         pass

@@ -4,6 +4,7 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rft.logger.service import COMPLETIONS, check_package, completions_table
 REFUSED = re.compile(r"[^\w\-. :/]")  # characters that MLflow does not take in the name of a metric
 
 
+@dataclass
 class MLflow:
     """One MLflow run for each run folder; its id lies in `<run>/mlflow_id`, so a continued run continues there too.
 
@@ -22,13 +24,10 @@ class MLflow:
         log_completions: logs the sampled texts of a step as a table.
     """
 
-    def __init__(
-        self, tracking_uri: str | None, experiment_name: str, tags: dict[str, str], log_completions: bool
-    ) -> None:
-        self.tracking_uri = tracking_uri
-        self.experiment_name = experiment_name
-        self.tags = tags
-        self.log_completions = log_completions
+    tracking_uri: str | None
+    experiment_name: str
+    tags: dict[str, str]
+    log_completions: bool
 
     def check(self) -> None:
         """Raises a ValueError where the package is missing."""
@@ -60,9 +59,8 @@ class MLflow:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        self._client.log_batch(
-            self._id, [Metric(metric_name(name), value, now, step) for name, value in numbers.items()]
-        )
+        metrics = [Metric(metric_name(name), value, now, step) for name, value in numbers.items()]
+        self._client.log_batch(self._id, metrics)
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Logs a table of the sampled texts as an artifact, one for each step, and the files of media that it names."""

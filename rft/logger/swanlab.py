@@ -1,12 +1,14 @@
 """Numbers for SwanLab; `mode=offline` keeps them under `<run>/swanlab` for a later `swanlab sync`."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from rft.logger.service import COMPLETIONS, check_package, completions_table, run_id
 
 
+@dataclass
 class SwanLab:
     """One SwanLab run for each run folder; its id lies in `<run>/swanlab_id`, so a continued run continues there too.
 
@@ -16,19 +18,11 @@ class SwanLab:
         log_completions: logs the sampled texts of a step as a table.
     """
 
-    def __init__(
-        self,
-        project: str,
-        workspace: str | None,
-        mode: Literal["online", "offline", "disabled"],
-        tags: list[str],
-        log_completions: bool,
-    ) -> None:
-        self.project = project
-        self.workspace = workspace
-        self.mode = mode
-        self.tags = tags
-        self.log_completions = log_completions
+    project: str
+    workspace: str | None
+    mode: Literal["online", "offline", "disabled"]
+    tags: list[str]
+    log_completions: bool
 
     def check(self) -> None:
         """Raises a ValueError where the package is missing."""

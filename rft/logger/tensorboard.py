@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from rft.logger.service import COMPLETIONS, check_package
 from rft.ranges import PositiveInt
 
 
+@dataclass
 class TensorBoard:
     """Writes every number under its name and the config as text.
 
@@ -17,9 +19,8 @@ class TensorBoard:
         log_completions: logs the sampled texts of a step as text.
     """
 
-    def __init__(self, flush_s: PositiveInt, log_completions: bool) -> None:
-        self.flush_s = flush_s
-        self.log_completions = log_completions
+    flush_s: PositiveInt
+    log_completions: bool
 
     def check(self) -> None:
         """Raises a ValueError where the package is missing."""

@@ -1,12 +1,14 @@
 """Numbers for Trackio, which keeps them in a local database (`TRACKIO_DIR`) or sends them to a Space of the hub."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rft.logger.service import COMPLETIONS, check_package, completions_table, run_id
 
 
+@dataclass
 class Trackio:
     """One Trackio run for each run folder, named after the folder and the id in `<run>/trackio_id`.
 
@@ -17,10 +19,9 @@ class Trackio:
         log_completions: logs the sampled texts of a step as a table.
     """
 
-    def __init__(self, project: str, space_id: str | None, log_completions: bool) -> None:
-        self.project = project
-        self.space_id = space_id
-        self.log_completions = log_completions
+    project: str
+    space_id: str | None
+    log_completions: bool
 
     def check(self) -> None:
         """Raises a ValueError where the package is missing."""

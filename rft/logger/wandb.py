@@ -1,12 +1,14 @@
 """Numbers for Weights & Biases; `mode=offline` keeps them under `<run>/wandb` for a later `wandb sync`."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from rft.logger.service import COMPLETIONS, check_package, run_id, table_with_media
 
 
+@dataclass
 class Wandb:
     """One W&B run for each run folder; its id lies in `<run>/wandb_id`, so a continued run continues there too.
 
@@ -16,19 +18,11 @@ class Wandb:
         log_completions: logs the sampled texts of a step as a table.
     """
 
-    def __init__(
-        self,
-        project: str,
-        entity: str | None,
-        mode: Literal["online", "offline", "disabled"],
-        tags: list[str],
-        log_completions: bool,
-    ) -> None:
-        self.project = project
-        self.entity = entity
-        self.mode = mode
-        self.tags = tags
-        self.log_completions = log_completions
+    project: str
+    entity: str | None
+    mode: Literal["online", "offline", "disabled"]
+    tags: list[str]
+    log_completions: bool
 
     def check(self) -> None:
         """Raises a ValueError where the package is missing."""

@@ -15,7 +15,7 @@ Mode = Callable[[dict[str, Any], Console], float]  # (resolved config, console o
 MODES = {  # module and function; the module is imported when the command names the mode
     "train": ("rft.modes.train", "train"),
     "verify": ("rft.modes.verify", "verify"),
-    "plan": ("rft.modes.plan.command", "plan_run"),
+    "plan": ("rft.modes.plan.report", "plan_run"),
     "doctor": ("rft.modes.doctor.run", "run"),
     "replay": ("rft.modes.replay.run", "replay"),
     "inspect": ("rft.modes.inspect", "inspect"),

@@ -7,7 +7,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from transformers import PretrainedConfig
@@ -23,6 +22,7 @@ from rft.evaluation.estimators import interval
 from rft.evaluation.generation import GenerationResult
 from rft.evaluation.given import GivenEvaluator
 from rft.evaluation.responses import match_responses, read_responses
+from rft.logger.console import titled_table
 from rft.logger.history import short, write_atomically
 from rft.modes.model import Answering, display
 from rft.reward.compose import WeightedSum
@@ -50,7 +50,11 @@ def evaluate(config: dict[str, Any], console: Console) -> float:
     if not job.held_out:
         raise ValueError("mode=evaluate: data.eval has no held-out set; add one, such as data.eval.<name>.path=<file>")
     if run.evaluate.responses is not None:
-        check_rescore(job)
+        if not job.answers:
+            raise ValueError(
+                "evaluate.responses: this run evaluates no answers, but the loss or the scores of given texts; set "
+                "eval.loss=false, an algorithm whose policy answers, or evaluate.responses=null"
+            )
     elif job.given is not None and (beside := [role.key for role in ROLES if role.writes(job.algorithm.reads())]):
         raise ValueError(
             f"mode=evaluate: the loss needs columns of {', '.join(beside)}, and this mode loads the policy alone; set "
@@ -100,15 +104,6 @@ def measure(job: Answering, console: Console) -> float:
         console.print(table(job.title, results, {} if results else numbers))
         write_results(job, report, results, (EVALUATION, ANSWERS), console)
     return metric_value(numbers, job.metric)
-
-
-def check_rescore(job: Answering) -> None:
-    """Raises a ValueError if the run evaluates no answers."""
-    if not job.answers:
-        raise ValueError(
-            "evaluate.responses: this run evaluates no answers, but the loss or the scores of given texts; set "
-            "eval.loss=false, an algorithm whose policy answers, or evaluate.responses=null"
-        )
 
 
 def rescore(job: Answering, console: Console) -> float:
@@ -162,18 +157,13 @@ def write_results(
         rows = [
             store_media({"set": name, **row}, folder, folder)
             for name, result in results.items()
-            for row in answer_rows(result, job.reward)
+            for row in (generated_rows(result, job.reward) if isinstance(result, GenerationResult) else result.texts())
         ]
         write_atomically(answers, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     report |= {"intervals": {name: intervals(result) for name, result in results.items()}}
     write_atomically(written, json.dumps(report, indent=1, ensure_ascii=False))
     both = f"{written} and {answers}" if results else str(written)
     console.print(f"written to {both}", highlight=False, soft_wrap=True)
-
-
-def answer_rows(result: SetResult, reward: WeightedSum) -> list[dict[str, Any]]:
-    """The rows of answers.jsonl for one set."""
-    return generated_rows(result, reward) if isinstance(result, GenerationResult) else result.texts()
 
 
 def generated_rows(result: GenerationResult, reward: WeightedSum) -> list[dict[str, Any]]:
@@ -218,11 +208,7 @@ def table(title: str, results: Mapping[str, SetResult], numbers: Mapping[str, fl
     Args:
         numbers: metrics `eval/<set>/<metric>` that are not means over rows, and so have no interval here.
     """
-    drawn = Table(title=title, title_justify="left", box=box.SIMPLE)
-    for column in ("set", "number"):
-        drawn.add_column(column)
-    for column in ("count", "value", "95 % interval"):
-        drawn.add_column(column, justify="right")
+    drawn = titled_table(title, ["set", "number"], ["count", "value", "95 % interval"])
     for name, result in results.items():
         for source, by_metric in result.by_source().items():
             for metric, values in by_metric.items():

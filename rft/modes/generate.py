@@ -7,7 +7,7 @@ resuming with another input or setting is an error. Chunk size and number of pro
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from rft.data.encode.parts import normalize_media, with_data_urls
 from rft.data.rows.files import find_files, read_rows
 from rft.data.rows.lazy import Row, Rows
 from rft.data.rows.sources import check_text, refuse_agents, require
-from rft.errors import Check, Checked, checks, part
+from rft.logger.disk import append
 from rft.logger.history import write_atomically
 from rft.modes.model import Answering, display
 from rft.rollout.engine.base import Completion, Request, row_seed
@@ -29,36 +29,6 @@ from rft.rollout.sampler import Sampler
 from rft.setup.constraints import check_lengths
 
 KEY = "generate.input"
-
-
-class Input(Checked):
-    """The rows of `generate.input`, and their prompts as tokens.
-
-    Args:
-        job: its model is found; its `check` collects the mistakes.
-    """
-
-    def __init__(self, job: Answering) -> None:
-        super().__init__(job.check)
-        self.job = job
-
-    @part
-    def rows(self) -> Rows:
-        return read(self.job.run.generate.input, self.job.run.generate.prompt)
-
-    @part
-    def prompts(self) -> list[list[int]]:
-        rows, encoder, field = self.rows, self.job.policy.encoder, self.job.run.generate.prompt
-        return list(encoder.prompts([{"prompt": row[field]} for row in rows]))
-
-    @checks
-    def _lengths(self) -> Iterator[Check]:
-        yield lambda: check_lengths(
-            KEY,
-            [len(prompt) for prompt in self.prompts],
-            self.job.policy.model_config,
-            self.job.run.rollout.max_new_tokens,
-        )
 
 
 def generate(config: dict[str, Any], console: Console) -> float:
@@ -85,10 +55,16 @@ def complete_rows(job: Answering, console: Console) -> float:
     """Reads the input and the model, and writes the rows that the output lacks; otherwise as `generate`."""
     options, check = job.run.generate, job.check
     job.find(options.checkpoint, "generate.checkpoint")
-    given = Input(job)
-    given.check_all()
+    rows: list[Row] = []
+    prompts: list[list[int]] = []
+
+    def encode() -> None:
+        rows.extend(read(options.input, options.prompt))
+        prompts.extend(job.policy.encoder.prompts([{"prompt": row[options.prompt]} for row in rows]))
+        check_lengths(KEY, list(map(len, prompts)), job.policy.model_config, job.run.rollout.max_new_tokens)
+
+    check.run(encode)
     check.end()
-    rows, prompts = given.rows, given.prompts
     world, output, total = job.world, Path(options.output), len(rows)
     done: int = world.decide(lambda: resume(output, origin(job), options.chunk, total))
     with display(world, console) as shown:
@@ -114,11 +90,12 @@ def complete(
             Request(prompts[number], [row_seed(run.seed, number, sample) for sample in range(options.samples)])
             for number in local_rows
         ]
-        found = dict(zip(local_rows, sampler.generate(requests, sampling), strict=True))
-        all_rows = {number: group for groups in world.gather(found) for number, group in groups.items()}
+        groups = dict(zip(local_rows, sampler.generate(requests, sampling), strict=True))
+        all_rows = {number: group for rank_groups in world.gather(groups) for number, group in rank_groups.items()}
         if world.rank == 0:
             output = Path(options.output)
-            append(output, [output_row(rows[number], all_rows[number], output.parent) for number in range(start, end)])
+            lines = (output_row(rows[number], all_rows[number], output.parent) for number in range(start, end))
+            append(output, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in lines).encode())
         show(end)
 
 
@@ -128,16 +105,8 @@ def output_row(row: Row, completions: list[Completion], folder: Path) -> Row:
     Args:
         folder: of the output. The bytes of media become files of `media/` in it.
     """
-    found = [{"text": c.text, "tokens": len(c.tokens), "finish_reason": c.finish_reason} for c in completions]
-    return store_media(row, folder, folder, whole_file) | {"completions": found}
-
-
-def append(output: Path, rows: Rows) -> None:
-    """Appends rows to the output and syncs it to the disk."""
-    with output.open("ab") as file:
-        file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
-        file.flush()
-        os.fsync(file.fileno())
+    texts = [{"text": c.text, "tokens": len(c.tokens), "finish_reason": c.finish_reason} for c in completions]
+    return store_media(row, folder, folder, whole_file) | {"completions": texts}
 
 
 def read(path: str | None, field: str) -> Rows:

@@ -26,6 +26,7 @@ from rft.sanitize import printable
 from rft.setup.assembly import Job
 from rft.setup.classes import facts_of
 from rft.setup.datasets import Datasets
+from rft.setup.schema import Run
 
 TRAINED, READ, SPECIAL = "bold green", "dim", "reverse"
 MARKS = ("\u27e6", "\u27e7")  # around trained tokens, on a console without colours
@@ -52,7 +53,8 @@ class Counts:
         self.tokens.append(len(example.ids))
         self.trained.append(sum(example.trains))
         self.answers.append(_runs(example.trains))
-        self.ends |= {example.ids[position] for position in _last(example.trains) if position + 1 != cut}
+        last = [position for position, flag in enumerate(example.trains) if flag][-1:]
+        self.ends |= {example.ids[position] for position in last if position + 1 != cut}
 
 
 class Example(NamedTuple):
@@ -105,9 +107,7 @@ def _show(job: Job, loaded: Datasets, name: str, source: Target, prompts: int, c
     cut = limit.most if limit is not None and limit.overlong == "truncate" else None  # a text has no end behind it
     counts, first = Counts(), list[Example]()
     with prefixed("data.train: "):
-        for example in (
-            _prompts(loaded) if texts is None else _examples(loaded, texts, prompts, run.seed, run.data.shuffle)
-        ):
+        for example in _prompts(loaded) if texts is None else _examples(loaded, texts, prompts, run):
             counts.add(example, cut)
             first += [example] if example.row <= run.inspect.rows else []
     does = "trained tokens are highlighted" if reads else "prompts to sample answers from"
@@ -134,18 +134,16 @@ def _show(job: Job, loaded: Datasets, name: str, source: Target, prompts: int, c
         )
 
 
-def _examples(loaded: Datasets, given: GivenTexts, prompts: int, seed: int, shuffle: bool) -> Iterable[Example]:
+def _examples(loaded: Datasets, given: GivenTexts, prompts: int, run: Run) -> Iterable[Example]:
     """The texts of the rows of an epoch in the order of the run, without rows that are drawn again to fill a batch."""
-    context = SourceContext(SINGLE_PROCESS, seed, loaded.encoder, loaded.train, prompts, (), shuffle)
+    context = SourceContext(SINGLE_PROCESS, run.seed, loaded.encoder, loaded.train, prompts, (), run.data.shuffle)
     for number, batch in enumerate(given.epoch(context)):
         each = len(batch) // prompts  # texts of a row
         left = each * (len(loaded.train) - number * prompts)
         texts = zip(batch["tokens", "input_ids"], batch["response_mask"], lengths(batch).tolist(), strict=True)
         for index, (ids, trains, length) in enumerate(islice(texts, left)):
-            row = number * prompts + index // each + 1
-            yield Example(
-                ids[:length].tolist(), trains[:length].tolist(), row, _part(batch, index), _weighs(batch, index)
-            )
+            row, part, weighs = number * prompts + index // each + 1, _part(batch, index), _weighs(batch, index)
+            yield Example(ids[:length].tolist(), trains[:length].tolist(), row, part, weighs)
 
 
 def _weighs(batch: TensorDict, index: int) -> str:
@@ -205,11 +203,6 @@ def _numbers(found: Counts, context: int, room: int) -> Table:
     table.caption = f"{fit:,} of {total:,} rows fit into the model's context of {context:,} tokens{beside}."
     table.caption_justify = "left"
     return table
-
-
-def _last(trains: list[bool]) -> list[int]:
-    """The index of the last trained token, if there is one."""
-    return [position for position, flag in enumerate(trains) if flag][-1:]
 
 
 def _runs(trains: list[bool]) -> int:

@@ -39,31 +39,33 @@ class FoundPolicy(PolicyParts):
     Args:
         job: the checked config.
         found: the model folder of the checkpoint; None for the model that `actor` names.
+
+    Attributes:
+        options: of the policy.
     """
 
-    def __init__(self, job: Components, found: Path | None) -> None:
+    def __init__(self, job: Components, checkpoint: Path | None) -> None:
         super().__init__(job)
-        self.found = found
+        self.checkpoint = checkpoint
+        options = job.actor.options
+        self.options = options if checkpoint is None else replace(options, path=str(checkpoint), model_config=None)
 
     @part
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        trusted, found = self.job.actor.options.trust_remote_code, self.found
-        if found is not None:
-            return pretrained(path=str(found), trust_remote_code=trusted)
+        if self.checkpoint is not None:
+            return pretrained(path=str(self.checkpoint), trust_remote_code=self.options.trust_remote_code)
         made: PreTrainedTokenizerBase = self.job.tokenizer.build()
         return made
 
     @part
     def model_config(self) -> PretrainedConfig:
-        actor, size, media = self.job.actor.options, vocabulary_size(self.tokenizer), self.processor is not None
-        path, new = (actor.path, actor.model_config) if self.found is None else (str(self.found), None)
-        return read_config(path, new, size, POLICY, actor.trust_remote_code, media)
+        options, size, media = self.options, vocabulary_size(self.tokenizer), self.processor is not None
+        return read_config(options.path, options.model_config, size, POLICY, options.trust_remote_code, media)
 
     @checks
     def _config(self) -> Iterator[Check]:
         yield from self.check_config()
-        path = self.job.actor.options.path if self.found is None else str(self.found)
-        if path is not None:
+        if (path := self.options.path) is not None:
             yield lambda: check_vocabulary(self.model_config, self.tokenizer, path, POLICY)
 
 
@@ -82,6 +84,7 @@ class Answering(Components):
     """
 
     world: World
+    policy: FoundPolicy
 
     def find(self, which: Which, key: str) -> None:
         """Finds model and tokenizer; mistakes in them are added to `check`. A collective.
@@ -101,17 +104,14 @@ class Answering(Components):
             raise ValueError(f"mode={run.mode}: rollout=none cannot sample; choose another engine, such as rollout=hf")
         self.engine.options.check_here()
         self.place_reward(self.world)
-        found = self.world.decide(lambda: find_checkpoint(Path(run.output_dir), which, key))
-        actor = self.actor.options
-        path, model_config = (actor.path, actor.model_config) if found is None else (str(found), None)
-        self._path = path
-        self.title = path or f"a new {actor.model_config['model_type']}, untrained"
-        self.policy = FoundPolicy(self, found)
+        checkpoint = self.world.decide(lambda: find_checkpoint(Path(run.output_dir), which, key))
+        self.policy = FoundPolicy(self, checkpoint)
         self.policy.check_all()
-        if scores and self.grader is not None and found is not None:
-            head, where = actor.head, f"{key}={which}: {found}"
+        actor = self.policy.options
+        self.title = actor.path or f"a new {actor.model_config['model_type']}, untrained"
+        if scores and self.grader is not None and checkpoint is not None:
+            head, where = actor.head, f"{key}={which}: {checkpoint}"
             check.run(lambda: check_classifier(self.policy.model_config, head, where))
-        self._model = {"path": path, "model_config": model_config}
 
     @contextmanager
     def measuring(self, sets: dict[str, Rows]) -> Iterator[Evaluator]:
@@ -122,7 +122,7 @@ class Answering(Components):
         else:
             transformers_logging.disable_progress_bar()
             strategy = self.strategy.build(world=self.world)
-            options = replace(self.actor.options, **self._model, optimizer=None, frozen=[], ema=None)
+            options = replace(self.policy.options, optimizer=None, frozen=[], ema=None)
             context = self.policy_context(self.world, strategy, self.policy.tokenizer, self.policy.encoder)
             policy = self.actor.factory(context=context, options=options)
             yield self.evaluator(self.world, {POLICY: policy}, None, self.policy.encoder, sets)
@@ -133,7 +133,7 @@ class Answering(Components):
         run = self.run
         with scratch(self.world, run.output_dir, run.mode) as folder:
             transformers_logging.disable_progress_bar()
-            model = load_model(self._path, self.policy.model_config, run.seed)
+            model = load_model(self.policy.options.path, self.policy.model_config, run.seed)
             plain, media = empty_like(model, self.world.device), self.policy.encoder.media_facts
             add_end_tokens(plain, self.policy.encoder.ends)
             engine = self.make_engine(self.world, plain, self.policy.tokenizer, folder, media)

@@ -26,7 +26,7 @@ OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_ERROR_FILE")
 
 
 def train(config: dict[str, Any], console: Console) -> float:
-    """Trains, and returns the value of the metric that the config names.
+    """Trains, and returns the value of the metric that the config names; a finished job of a sweep is not repeated.
 
     Args:
         config: the resolved config as plain containers.
@@ -36,8 +36,15 @@ def train(config: dict[str, Any], console: Console) -> float:
         ValueError: lists all mistakes of the config and the data.
     """
     job, suffix = Job(config), sweep_suffix(config)
-    if in_sweep() and (value := finished_value(job, suffix, console)) is not None:
-        return value
+    if in_sweep():
+        command = job.run_command(suffix)
+        finished = job.join().decide(lambda: finished_run(command))
+        if finished is not None:
+            folder, numbers = finished
+            STARTED.append(folder)  # the comparison of the sweep has this run too
+            text = f"{folder} holds this run, finished; resume=never repeats it"
+            console.print(text, soft_wrap=True, highlight=False)
+            return metric_value(numbers, job.metric)
     return job.fit(suffix, memory_by_stage)
 
 
@@ -67,22 +74,6 @@ def memory_by_stage(config: Mapping[str, Any], ranks: int) -> dict[str, dict[str
 def in_sweep() -> bool:
     """Whether this is a job of a sweep."""
     return HydraConfig.initialized() and HydraConfig.get().mode is RunMode.MULTIRUN
-
-
-def finished_value(job: Job, suffix: str, console: Console) -> float | None:
-    """What the finished run of this config has returned; None if there is no such run. A collective.
-
-    Args:
-        suffix: of the folder's name.
-    """
-    command = job.run_command(suffix)
-    found = job.join().decide(lambda: finished_run(command))
-    if found is None:
-        return None
-    folder, numbers = found
-    STARTED.append(folder)  # the comparison of the sweep has this run too
-    console.print(f"{folder} holds this run, finished; resume=never repeats it", soft_wrap=True, highlight=False)
-    return metric_value(numbers, job.metric)
 
 
 def sweep_suffix(config: dict[str, Any]) -> str:

@@ -3,15 +3,14 @@
 from collections.abc import Iterator
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from rft.algorithm import Gradient
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.certificate import Certificate, Kind, Measured, certificate
 from rft.algorithm.certificate.dialogues import LAYOUTS, measure_dialogues, same_gradient, separate_rows
+from rft.logger.console import titled_table, verdict
 from rft.modes.verify_graders import certify_graders
 from rft.registry import Plugin
 from rft.setup.components import Components
@@ -52,12 +51,7 @@ def certify(algorithm: Algorithm, console: Console) -> bool:
         ValueError: a function declares an unknown target, or reads a column that it does not declare.
     """
     title = f"certificate of {algorithm.options.name}: each part by itself, on policy"
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE)
-    table.add_column("part", overflow="fold")
-    for column in ("declared", "measured"):
-        table.add_column(column)
-    for column in ("factor", "cosine"):
-        table.add_column(column, justify="right")
+    table = titled_table(title, ["part", "declared", "measured"], ["factor", "cosine"])
     table.add_column("checks", overflow="fold")
     verdicts, names = [], dict[str, None]()
     for part, plugin, kind in _parts(algorithm):
@@ -67,9 +61,8 @@ def certify(algorithm: Algorithm, console: Console) -> bool:
         verdicts.append((found.holds, f"{part} {plugin.name}: {_verdict(found)}"))
     console.print(table)
     console.print(f"checked: {', '.join(names)}. Cosines are measured on one tiny policy; they differ on others.")
-    for holds, verdict in verdicts:
-        mark = ("✓ ", "green") if holds else ("✗ ", "bold red")
-        console.print(Text.assemble(mark, verdict))
+    for holds, text in verdicts:
+        console.print(verdict(holds, text))
     if algorithm.options.advantage_clip is not None:
         console.print("not examined: algorithm.advantage_clip, which changes the gradient of what it limits")
     return all(holds for holds, _ in verdicts)
@@ -82,11 +75,7 @@ def certify_dialogues(algorithm: Algorithm, console: Console) -> bool:
         Whether it is the same for all layouts.
     """
     title = f"{algorithm.options.name} on dialogues of two turns: the gradient of its loss, for rows of a trajectory"
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE)
-    for column in ("rows", "measured"):
-        table.add_column(column)
-    for column in ("factor", "cosine"):
-        table.add_column(column, justify="right")
+    table = titled_table(title, ["rows", "measured"], ["factor", "cosine"])
     results = {name: measure_dialogues(algorithm, layout) for name, layout in LAYOUTS.items()}
     for name, (measured, _) in results.items():
         table.add_row(name, *_measured(measured))
@@ -95,8 +84,7 @@ def certify_dialogues(algorithm: Algorithm, console: Console) -> bool:
     console.print(table)
     first, *others = (gradient for _, gradient in results.values())
     same = all(same_gradient(gradient, first) for gradient in others)
-    mark = ("✓ ", "green") if same else ("✗ ", "bold red")
-    console.print(Text.assemble(mark, f"the gradient {'is the same' if same else 'differs'} for all rows"))
+    console.print(verdict(same, f"the gradient {'is the same' if same else 'differs'} for all rows"))
     return same
 
 

@@ -5,14 +5,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from operator import or_
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from rft.batch.row_fields import PROMPT_OPENS
 from rft.data.rows.lazy import PlacedRows, Row, Rows, load, place
 from rft.distributed import SINGLE_PROCESS
+from rft.logger.console import titled_table, verdict
 from rft.modes.model import display
 from rft.redaction import redact
 from rft.reward.call import head
@@ -45,17 +44,16 @@ def certify_graders(job: Components, console: Console) -> bool:
         job.place_reward(job.join())
         texts = probes(reward, rows)
         with display(SINGLE_PROCESS, console) as shown, shown.progress("verify the reward", 2 * len(texts)) as show:
-            found = certify(reward, rows, texts, show)
-    console.print(_table(found))
+            certificates = certify(reward, rows, texts, show)
+    console.print(_table(certificates))
     for line in _thoughts(reward, rows):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    for name, certificate in found.items():
-        mark = ("✗ ", "bold red") if certificate.faults else ("✓ ", "green")
-        console.print(Text.assemble(mark, f"reward.terms.{name}: {_verdict(certificate)}"))
+    for name, certificate in certificates.items():
+        console.print(verdict(not certificate.faults, f"reward.terms.{name}: {_verdict(certificate)}"))
         for fault in certificate.faults[:SHOWN]:
             where = f"{place(rows, fault.row)}: {fault.found}, expected {fault.expected}"
             console.print(f"    {where}: {head(fault.response)}", markup=False, highlight=False, soft_wrap=True)
-    return not any(certificate.faults for certificate in found.values())
+    return not any(certificate.faults for certificate in certificates.values())
 
 
 def _rows(job: Components) -> Iterator[tuple[str, Row]]:
@@ -106,16 +104,13 @@ def _thoughts(reward: WeightedSum, rows: Rows) -> Iterator[str]:
             yield f"    reward.terms.{name}: {begun} of {len(own)} responses begin inside of a thought"
 
 
-def _table(found: Mapping[str, GraderCertificate]) -> Table:
+def _table(certificates: Mapping[str, GraderCertificate]) -> Table:
     title = "certificate of the reward: texts with the score that is right, of those whose score is known"
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE)
-    table.add_column("term", overflow="fold")
     kinds: dict[Kind, str] = {"gold": "right answers", "other": "other answers", "empty": "empty"}
-    if any(certificate.known["thought"] for certificate in found.values()):
+    if any(certificate.known["thought"] for certificate in certificates.values()):
         kinds["thought"] = "answers in a thought"
-    for column in ("rows", *kinds.values(), "same score twice"):
-        table.add_column(column, justify="right")
-    for name, certificate in found.items():
+    table = titled_table(title, ["term"], ["rows", *kinds.values(), "same score twice"])
+    for name, certificate in certificates.items():
         held = [_share(certificate, kind) for kind in kinds]
         table.add_row(name, str(certificate.rows), *held, f"{certificate.repeated}/{certificate.texts}")
     return table

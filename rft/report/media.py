@@ -29,14 +29,13 @@ class PageMedia:
         self._drawn: set[Path] = set()
         self.found = False  # whether there are any
         left = MOST_MIB * 2**20
-        for value in values:
-            for file in media_files(value, run):
-                self.found = True
-                if file.path not in self._chosen and file.path.is_file():
-                    size = file.path.stat().st_size
-                    if size <= left:
-                        left -= size
-                        self._chosen.add(file.path)
+        for file in media_files(list(values), run):
+            self.found = True
+            if file.path not in self._chosen and file.path.is_file():
+                size = file.path.stat().st_size
+                if size <= left:
+                    left -= size
+                    self._chosen.add(file.path)
 
     def has(self, value: Any) -> bool:
         """Whether a value of a row names media."""
@@ -69,7 +68,7 @@ class PageMedia:
         else:
             self._drawn.add(file.path)
             source = f'id="{name}" src="data:{file.mime};base64,{base64.b64encode(file.path.read_bytes()).decode()}"'
-        if file.plays:
+        if file.kind != "image":
             return f'<{file.kind} class="medium" controls preload="metadata" {source}></{file.kind}>'
         style = " tiny" if _is_tiny(file.path) else ""
         return f'<img class="medium{style}" alt="{name}" {source}>'

@@ -59,7 +59,8 @@ def write_report(run: Path, history: History | None = None) -> Path:
         history: of the run, if it has been read.
     """
     history = History.of(run) if history is None else history
-    body = [*_warnings(run), _tiles(history), *_scaling(history), *_charts(history), _table(history)]
+    scaling = [f'<p class="note">{html.escape(line)}</p>' for line in scaling_fit(history)]
+    body = [*_warnings(run), _tiles(history), *scaling, *_charts(history), _table(history)]
     body += [*_samples(run), _config(run)]
     return write_atomically(run / REPORT, page(run.resolve().name, _subtitle(history), body))
 
@@ -105,15 +106,9 @@ def _tiles(history: History) -> str:
 
 
 def _warnings(run: Path) -> Iterator[str]:
-    for line in (
-        dict.fromkeys((run / WARNINGS).read_text(errors="replace").splitlines()) if (run / WARNINGS).exists() else ()
-    ):
-        yield f'<p class="failed">{html.escape(line)}</p>'
-
-
-def _scaling(history: History) -> Iterator[str]:
-    for line in scaling_fit(history):
-        yield f'<p class="note">{html.escape(line)}</p>'
+    if (run / WARNINGS).exists():
+        for line in dict.fromkeys((run / WARNINGS).read_text(errors="replace").splitlines()):
+            yield f'<p class="failed">{html.escape(line)}</p>'
 
 
 def _charts(history: History) -> Iterator[str]:
@@ -128,14 +123,9 @@ def _charts(history: History) -> Iterator[str]:
 
 
 def _curve(history: History, name: str) -> Curve:
-    errors = dict(history.points(name + STDERR))
-    points = history.points(name)
-    return Curve(
-        name.rpartition("/")[2],
-        points,
-        name.startswith("eval/"),
-        [errors.get(step) for step, _ in points] if errors else (),
-    )
+    points, errors = history.points(name), dict(history.points(name + STDERR))
+    bars = [errors.get(step) for step, _ in points] if errors else ()
+    return Curve(name.rpartition("/")[2], points, name.startswith("eval/"), bars)
 
 
 def _table(history: History) -> str:
@@ -157,7 +147,7 @@ def _table(history: History) -> str:
 def _samples(run: Path) -> Iterator[str]:
     """Sampled texts of the first step, the last step and some between."""
     files = _spread(trajectory_files(run), FILES_SHOWN)
-    texts = [(step, read_lines(path)) for step, path in files]
+    texts = [(step, list(read_lines(path))) for step, path in files]
     scores = [float(row["score"]) for _, rows in texts for row in rows if row.get("score") is not None]
     low, high = min([0.0, *scores]), max([1.0, *scores])
     if texts:

@@ -13,12 +13,12 @@ from typing import Any
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rft.logger.history import ELAPSED, STDERR, History, duration, headline_names, short, write_atomically
+from rft.logger.console import shown_metrics, titled_table
+from rft.logger.history import ELAPSED, History, duration, headline_names, short, write_atomically
 from rft.logger.log import STARTED
 from rft.redaction import redact
 from rft.report.chart import COLORS, Curve, draw
@@ -27,18 +27,6 @@ from rft.report.run_page import REPORT
 from rft.report.seeds import last_common_step, mean_curve, mean_std, paired_difference
 from rft.sanitize import printable
 
-COMPARED = (
-    "eval/",
-    "reward/",
-    "preference/accuracy",
-    "preference/margin",
-    "loss/",
-    "entropy",
-    "kl/",
-    "length/mean",
-    "grad_norm",
-    "time/step_s",
-)
 SEED = "seed="
 
 
@@ -107,16 +95,11 @@ def comparison_table(runs: Sequence[SweepRun]) -> Table:
     """A row for each group of seeds: number of runs, result, difference to the first group, main metrics."""
     groups = seed_groups(runs)
     names = _headlines([history for group in groups for history in group.histories])
-    table = Table(title="comparison", title_justify="left", title_style="bold", box=box.SIMPLE)
-    table.add_column("run", overflow="fold")
-    for column in ("n", "result", "difference", *names, "steps", "time"):
-        table.add_column(column, justify="right")
+    table = titled_table("comparison", ["run"], ["n", "result", "difference", *names, "steps", "time"])
     for group in groups:
         failed = any(run.failure for run in group.runs)
-        cells: list[Text | str] = [str(len(group.runs))]
-        cells.append(
-            Text("failed", style="bold red") if failed else Text(_spread(list(group.results.values())), "bold")
-        )
+        result = Text("failed", "bold red") if failed else Text(_spread(list(group.results.values())), "bold")
+        cells: list[Text | str] = [str(len(group.runs)), result]
         cells += [_difference(groups[0], group), *(_in_short(group.histories, name) for name in names)]
         steps, time = max(h.last_step for h in group.histories), sum(h.elapsed for h in group.histories)
         table.add_row(Text(group.label), *cells, short(steps), duration(time))
@@ -130,16 +113,16 @@ def write_comparison(runs: Sequence[SweepRun], target: Path) -> Path:
     begin = _first_shown(groups)
     histories = [history for group in groups for history in group.histories]
     seen = dict.fromkeys(name for history in histories for name in history.names)
-    names = [name for prefix in COMPARED for name in seen if name.startswith(prefix) and not name.endswith(STDERR)]
     cards = []
-    for name in names:
+    for name in shown_metrics(seen):
         curves = [_curve(group, name, begin) for group in groups]
         # a metric of the common steps alone has no curve
         if any(value is not None and (step > begin or not begin) for curve in curves for step, value in curve.points):
             cards.append(draw(name, curves))
     if cards:
         body.append(f'<h2>Curves</h2><div class="charts wide">{"".join(cards)}</div>')
-        band = "A curve of several seeds is their mean, its band one standard deviation. " if _several(groups) else ""
+        several = any(len(group.runs) > 1 for group in groups)
+        band = "A curve of several seeds is their mean, its band one standard deviation. " if several else ""
         skipped = f"All runs of a seed are equal up to step {begin}; the curves begin there." if begin else ""
         body.append(f'<p class="note">{band}{skipped}</p>' if band or skipped else "")
     failed = sum(bool(run.failure) for run in runs)
@@ -161,7 +144,7 @@ class CompareRuns(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         if os.environ.get("RANK", "0") == "0":
-            self._target = _free(Path(config.hydra.sweep.dir), "comparison", ".html")
+            self._target = _free_page(Path(config.hydra.sweep.dir))
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         self._known = len(STARTED)
@@ -200,10 +183,6 @@ def _headlines(histories: Sequence[History]) -> list[str]:
     return list(dict.fromkeys(name for history in histories for name in headline_names(history.names)))
 
 
-def _several(groups: Sequence[SeedGroup]) -> bool:
-    return any(len(group.runs) > 1 for group in groups)
-
-
 def _first_shown(groups: Sequence[SeedGroup]) -> int:
     """The last step up to which the groups are equal, seed by seed: curves begin there."""
     by_seed: dict[str, list[History]] = {}
@@ -232,20 +211,20 @@ def _spread(values: Sequence[float]) -> str:
 
 def _difference(baseline: SeedGroup, group: SeedGroup) -> str:
     """`mean ± interval` of the paired differences to the first group."""
-    found = None if group is baseline else paired_difference(baseline.results, group.results)
-    if found is None:
+    difference = None if group is baseline else paired_difference(baseline.results, group.results)
+    if difference is None:
         return short(None)
-    mean, half, _ = found
+    mean, half, _ = difference
     return f"{mean:+.4g}" + (f" ± {short(half, 2)}" if half is not None else "")
 
 
 def _in_short(histories: Sequence[History], name: str) -> str:
-    found = [summary for history in histories if (summary := history.summary(name)) is not None]
-    if not found:
+    summaries = [summary for history in histories if (summary := history.summary(name)) is not None]
+    if not summaries:
         return short(None)
     if len(histories) > 1:
-        return f"{_spread([summary.first for summary in found])} → {_spread([summary.last for summary in found])}"
-    return f"{short(found[0].first)} → {short(found[0].last)} ({short(found[0].best)})"
+        return f"{_spread([each.first for each in summaries])} → {_spread([each.last for each in summaries])}"
+    return f"{short(summaries[0].first)} → {short(summaries[0].last)} ({short(summaries[0].best)})"
 
 
 def _html_table(groups: Sequence[SeedGroup], beside: Path) -> str:
@@ -267,9 +246,9 @@ def _html_table(groups: Sequence[SeedGroup], beside: Path) -> str:
         cells = [f'<td><em class="k{index % COLORS}"></em>{text}</td><td class="n">{len(group.runs)}</td>']
         cells += [f'<td class="n">{result}</td><td class="n">{_stacked(_difference(groups[0], group))}</td>']
         for name in names:
-            found = [summary for history in group.histories if (summary := history.summary(name)) is not None]
-            best = [summary.best for summary in found if summary.best is not None]
-            for values in ([s.first for s in found], best, [s.last for s in found]):
+            summaries = [summary for history in group.histories if (summary := history.summary(name)) is not None]
+            best = [summary.best for summary in summaries if summary.best is not None]
+            for values in ([s.first for s in summaries], best, [s.last for s in summaries]):
                 cells.append(f'<td class="n">{_stacked(_spread(values))}</td>')
         elapsed = [history.elapsed for history in group.histories if ELAPSED in history.names]
         time = duration(sum(elapsed)) if elapsed else short(None)
@@ -299,10 +278,10 @@ def _link(run: SweepRun, text: str, beside: Path) -> str:
     return f'<a href="{html.escape(os.path.relpath(run.folder / REPORT, beside))}">{html.escape(text)}</a>'
 
 
-def _free(folder: Path, stem: str, ending: str) -> Path:
-    """The first of `stem`, `stem-2`, `stem-3`, ... that does not exist."""
-    path, number = folder / f"{stem}{ending}", 1
+def _free_page(folder: Path) -> Path:
+    """The first of `comparison.html`, `comparison-2.html`, `comparison-3.html`, ... that does not exist."""
+    path, number = folder / "comparison.html", 1
     while path.exists():
         number += 1
-        path = folder / f"{stem}-{number}{ending}"
+        path = folder / f"comparison-{number}.html"
     return path

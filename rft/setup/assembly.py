@@ -27,7 +27,7 @@ from rft.logger.redact import public_config
 from rft.registry import Target
 from rft.remote.watchdog import Watchdog
 from rft.report.run_page import RUN_REPORT
-from rft.rollout.sampler import EngineSampler, Sampler
+from rft.rollout.sampler import EngineSampler
 from rft.rollout.source.base import RolloutContext
 from rft.setup.components import Components
 from rft.setup.constraints import check_lengths, check_ranks
@@ -337,7 +337,7 @@ class Job(Components):
         strategy = self.strategy.build(world=world)
         return self.policy_context(world, strategy, loaded.tokenizer, loaded.encoder)
 
-    def start_sampler(self, world: World, policy: TrainableModel, loaded: Datasets, folder: Path) -> Sampler:
-        """The sampler of the run, without weights. A mode may override it to wrap or replace the sampler."""
+    def start_sampler(self, world: World, policy: TrainableModel, loaded: Datasets, folder: Path) -> EngineSampler:
+        """The sampler of the run, without weights. A mode may override it to change how the engine samples."""
         media = loaded.encoder.media_facts
         return EngineSampler(self.make_engine(world, policy.plain_model(), loaded.tokenizer, folder, media))

@@ -144,8 +144,14 @@ class NonFinitePolicy:
         stops, rank = self._options.nonfinite == "stop", self._world.rank
         if stops or self._in_a_row[problem.actor] > self._options.max_skipped:
             skipped = f"; faults.max_skipped={self._options.max_skipped} updates before it are skipped"
-            path = self._save(step, problem)
-            raise stop_error(step, problem, rank, path, "" if stops else skipped) from problem
+            path, key = self._save(step, problem), problem.actor
+            raise ValueError(
+                f"step {step}: the loss or the gradient of the {key} is not finite{'' if stops else skipped}. "
+                f"Not finite on rank {rank}: {_spell(problem)}. "
+                f"The rows are saved in {path}; the weights are as they were before the update. Look at the rows, "
+                f"lower {key}.optimizer.lr or {key}.optimizer.max_grad_norm, or set faults.nonfinite=skip or "
+                "drop_rows, and start again: the run resumes from its last checkpoint"
+            ) from problem
         self._save_some(step, problem, f"an update of the {problem.actor} is skipped")
 
     def _save_some(self, step: int, problem: NonFiniteError, done: str) -> None:
@@ -209,22 +215,6 @@ def save_rows(path: Path, problem: NonFiniteError) -> None:
     if "fields" in batch.keys():
         facts["fields"] = fields(batch)
     path.with_suffix(".json").write_text(json.dumps(facts, ensure_ascii=False, default=str), encoding="utf-8")
-
-
-def stop_error(step: int, problem: NonFiniteError, rank: int, path: Path, skipped: str) -> ValueError:
-    """The error that stops a run at an update that is not finite.
-
-    Args:
-        path: of the rows of this rank.
-        skipped: stands after the first sentence of a run that has skipped updates before it; else empty.
-    """
-    return ValueError(
-        f"step {step}: the loss or the gradient of the {problem.actor} is not finite{skipped}. "
-        f"Not finite on rank {rank}: {_spell(problem)}. "
-        f"The rows are saved in {path}; the weights are as they were before the update. Look at the rows, lower "
-        f"{problem.actor}.optimizer.lr or {problem.actor}.optimizer.max_grad_norm, or set faults.nonfinite=skip or "
-        "drop_rows, and start again: the run resumes from its last checkpoint"
-    )
 
 
 def nonfinite_weight(step: int, key: str, name: str, last: Path | None) -> ValueError:

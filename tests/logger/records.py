@@ -55,4 +55,4 @@ def numbers_of(run: Path) -> dict[tuple[str, int], float]:
 
 def texts_of(run: Path) -> dict[int, list[dict[str, Any]]]:
     """{step: rows} of `trajectories/`."""
-    return {step: read_lines(path) for step, path in trajectory_files(run)}
+    return {step: list(read_lines(path)) for step, path in trajectory_files(run)}

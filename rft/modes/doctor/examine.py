@@ -6,9 +6,8 @@ the gap is measured again. Two causes at once are not searched: the table shows 
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 import torch
 from tensordict import TensorDict
@@ -18,70 +17,52 @@ from rft.actor.base import TrainableModel
 from rft.actor.lora.adapters import LoraWeights
 from rft.algorithm.divergence import TOLERANCE
 from rft.algorithm.roles import POLICY
+from rft.errors import listed
 from rft.metrics import Metrics
 from rft.modes.doctor.causes import CauseSearch, turned_off
 from rft.modes.doctor.overriding_sampler import OverridingSampler
 from rft.modes.doctor.report import DoctorReport, Gap
+from rft.setup.assembly import Job
 from rft.train.stage import Stage
 from rft.train.trainer import Trainer
 
 SCALE = 1.1  # factor of the scaled weights, which must change what the engine computes
 CHANGE, OFFSET, WAVES = 0.2, 1e-3, 1e3  # of changed tensors: relative and absolute change, radians per unit of value
-SHOWN_TENSORS = 5  # names of tensors in a message
 ALONE = 8  # rows that are scored one by one, at most
 SHOWN = 60  # characters of a prompt that are printed
 
 
-@dataclass(frozen=True)
-class RunFacts:
-    """Sampling and dtypes of the config.
-
-    Attributes:
-        truncates: whether training samples from a truncated distribution.
-        dtype: strategy.dtype.
-        rounds: see `Strategy.rounding_options`.
-        engine_dtype: in which the engine computes.
-        expands: the engine expands prompts with media by its own processor.
-    """
-
-    truncates: bool
-    dtype: str
-    rounds: Mapping[str, Any]
-    engine_dtype: str
-    expands: bool
-
-
+@dataclass(eq=False)
 class Examination:
     """Examines a run that is ready to train. Methods that sample or compute are collectives.
 
     Args:
+        job: the run.
         trainer, stage: those of the run; the examination takes one update, at learning rate 0.
-        sampler: the sampler of the trainer.
-        facts: sampling and dtypes of the config.
-        twin: makes a copy of the policy that computes in the dtype of this name, without the options of `facts.rounds`.
+        twin: makes a copy of the policy that computes in the dtype of this name, without the options of `rounds`.
         report: collects the findings.
+
+    Attributes:
+        dtype: in which the trainer computes.
+        rounds: see `Strategy.rounding_options`.
+        before_update: the gap of greedy tokens with the policy's weights.
     """
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        stage: Stage,
-        sampler: OverridingSampler,
-        facts: RunFacts,
-        twin: Callable[[str], TrainableModel],
-        report: DoctorReport,
-    ) -> None:
-        self.trainer = trainer
-        self.world = trainer.world
-        self.stage = stage
-        self.sampler = sampler
-        self.facts = facts
-        self.twin = twin
-        self.report = report
-        self.tolerance = TOLERANCE[facts.dtype]
-        self.temperature = stage.source.temperature
-        self.before_update: Gap  # of greedy tokens with the policy's weights
-        self.position = copy.deepcopy(stage.source.state_dict())
+    job: Job
+    trainer: Trainer
+    stage: Stage
+    twin: Callable[[str], TrainableModel]
+    report: DoctorReport
+    before_update: Gap = field(init=False)
+
+    def __post_init__(self) -> None:
+        strategy = self.job.strategy.options
+        assert isinstance(self.trainer.sampler, OverridingSampler)
+        self.world, self.sampler = self.trainer.world, self.trainer.sampler
+        self.dtype, self.rounds = strategy.compute_dtype(), strategy.rounding_options()
+        self.tolerance = TOLERANCE[self.dtype]
+        self.temperature = self.stage.source.temperature
+        self.position = copy.deepcopy(self.stage.source.state_dict())
 
     def examine(self) -> float:
         """Prints the report and returns the largest gap.
@@ -91,8 +72,9 @@ class Examination:
         """
         self.publish()
         name = "as training samples"
-        truncated = self.draw() if self.facts.truncates else None
-        self.sampler.plain = self.facts.truncates
+        truncates = self.job.run.rollout.truncates()
+        truncated = self.draw() if truncates else None
+        self.sampler.plain = truncates
         batch, again, greedy = self.draw(), self.draw(), (self.greedy(), self.greedy())
         if truncated is not None:  # scored after all sampling: the engine sleeps while the trainer computes
             expected = self.add_gap(name, truncated)
@@ -101,19 +83,18 @@ class Examination:
             name = "without truncation"
         logprobs = self.score(batch)
         gap = self.report.add_gap(name, batch, logprobs)
-        text = f"agreement: the largest gap is {gap.largest:.2g}; {self.facts.dtype} allows {self.tolerance:g}"
+        text = f"agreement: the largest gap is {gap.largest:.2g}; {self.dtype} allows {self.tolerance:g}"
         agree = self.report.add_check(gap.largest <= self.tolerance, text)
         self.seeds(batch, again)
-        if self.facts.expands:  # else `draw` has raised
+        if self.job.processor is not None and self.job.engine.factory.facts.has_processor:  # else `draw` has raised
             text = "media: the engine has expanded all prompts to the tokens that the trainer reads"
             self.report.add_check(True, text)
         failed = [*self.weights(*greedy), *self.drift(), *self.rows(batch, logprobs), *self.prompt(batch)]
         if agree and not failed:
             failed += self.tensors()
         if agree:
-            self.report.add_check(
-                True, "temperature, template, rounding, options and dtype: there is no gap to explain"
-            )
+            text = "temperature, template, rounding, options and dtype: there is no gap to explain"
+            self.report.add_check(True, text)
         else:
             failed += self.causes(batch, logprobs, gap)
         self.report.print(batch, logprobs, self.trainer.policy.tokenizer)
@@ -148,12 +129,12 @@ class Examination:
     def score(self, batch: TensorDict, temperature: float | None = None, dtype: str | None = None) -> Tensor:
         """The trainer's log-probabilities of a batch, (B, T)."""
         temperature = self.temperature if temperature is None else temperature
-        actor = self.trainer.policy if dtype in (None, self.facts.dtype) else self.twin(str(dtype))
+        actor = self.trainer.policy if dtype in (None, self.dtype) else self.twin(str(dtype))
         return self.score_by(actor, batch, temperature)
 
     def score_plainly(self, batch: TensorDict) -> Tensor:
-        """The same, computed in the dtype of the trainer without the options of `facts.rounds`."""
-        return self.score_by(self.twin(self.facts.dtype), batch, self.temperature)
+        """The same, computed in the dtype of the trainer without the options of `rounds`."""
+        return self.score_by(self.twin(self.dtype), batch, self.temperature)
 
     def score_by(self, actor: TrainableModel, batch: TensorDict, temperature: float) -> Tensor:
         """The log-probabilities of a batch by an actor, (B, T)."""
@@ -202,9 +183,7 @@ class Examination:
         largest = self.changed_gap(named)
         text = f"tensors: with all {len(named)} tensors changed the largest gap is {largest:.2g}"
         if not self.report.add_check(largest <= self.tolerance, text):
-            found = self.stale(named)
-            shown = ", ".join(found[:SHOWN_TENSORS]) or "no single one shows it"
-            shown += f" and {more} more" if (more := len(found) - SHOWN_TENSORS) > 0 else ""
+            shown = listed(self.stale(named)) or "no single one shows it"
             yield f"the engine does not take over all tensors ({shown}): fix update_weights of rollout.engine._target_"
 
     def stale(self, named: list[tuple[str, Tensor]]) -> list[str]:
@@ -274,7 +253,7 @@ class Examination:
         difference = max(self.world.gather(float((torch.cat(alone) - logprobs[:count]).abs().max())))
         text = f"padding and packing: rows scored alone ({count} of each rank) differ by {difference:.2g}"
         if not self.report.add_check(difference <= self.tolerance, text):
-            first = f"{turned_off(self.facts.rounds)}, or " if self.facts.rounds else ""
+            first = f"{turned_off(self.rounds)}, or " if self.rounds else ""
             cure = f"set {first}actor.packing=false and actor.share_prefix=false"
             yield f"the score of a row depends on the other rows: {cure}"
 
@@ -294,14 +273,7 @@ class Examination:
         """Tries all causes; returns the cure of the one that explains the gap best, if there is one."""
         begin = self.trainer.policy.tokenizer.bos_token_id
         search = CauseSearch(
-            columns(batch),
-            logprobs,
-            self.score,
-            self.score_plainly,
-            self.facts.rounds,
-            self.temperature,
-            self.facts.dtype,
-            begin,
+            columns(batch), logprobs, self.score, self.score_plainly, self.rounds, self.temperature, self.dtype, begin
         )
         tried = sorted(search.run(self.report, self.world.gather), key=lambda cause: cause.gap.mean)
         named = [cause for cause in tried if cause.explains(gap)][:1]
@@ -314,10 +286,10 @@ class Examination:
 
     def unexplained(self) -> str:
         """The message for a gap that no cause explains."""
-        dtype, engine_dtype = self.facts.dtype, self.facts.engine_dtype
-        if engine_dtype != dtype:
+        engine_dtype = self.job.engine_dtype()
+        if engine_dtype != self.dtype:
             return (
-                f"the engine computes in {engine_dtype}, which is not strategy.dtype={dtype}, and no other cause "
+                f"the engine computes in {engine_dtype}, which is not strategy.dtype={self.dtype}, and no other cause "
                 "explains the gap"
             )
         return "trainer and engine disagree, and no known cause explains the gap; see the worst tokens"

@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 from tensordict import TensorDict
 from torch import Tensor
@@ -13,11 +11,11 @@ from transformers import PreTrainedTokenizerBase
 
 from rft.algorithm.divergence import WORST, k3, log_policy_mismatch
 from rft.distributed import World
+from rft.logger.console import titled_table, verdict
 from rft.metrics import Metrics
 from rft.rollout.engine.texts import describe_tokens
 
 EXACT = 1e-6
-MARKS = {True: ("✓ ", "green"), False: ("✗ ", "bold red"), None: ("• ", "dim")}
 
 
 @dataclass(frozen=True)
@@ -50,10 +48,8 @@ class DoctorReport:
         self._world = world
         self._console = console
         self._checks: list[tuple[bool | None, str]] = []
-        self._gaps = _table("log-probabilities: difference between trainer and engine")
-        self._gaps.add_column("", overflow="fold")
-        for column in ("tokens", "mean", "largest", "KL", f"within {EXACT:g}"):
-            self._gaps.add_column(column, justify="right", no_wrap=True)
+        title, numbers = "log-probabilities: difference between trainer and engine", ("tokens", "mean", "largest", "KL")
+        self._gaps = titled_table(title, [""], [*numbers, f"within {EXACT:g}"], pad_edge=False)
 
     def add_gap(self, name: str, batch: TensorDict, logprobs: Tensor) -> Gap:
         """Adds the gap of a batch to the table. A collective.
@@ -89,7 +85,7 @@ class DoctorReport:
             batch: has the engine's log-probabilities.
             logprobs: (B, T) those of the trainer.
         """
-        worst, metrics = _table("the worst tokens"), Metrics()
+        worst, metrics = titled_table("the worst tokens", pad_edge=False), Metrics()
         for column in ("group", "position", "before it", "token", "trainer", "engine"):
             worst.add_column(column, justify="left" if column == "token" else "right")
         log_policy_mismatch(metrics, logprobs, batch)
@@ -99,8 +95,4 @@ class DoctorReport:
             worst.add_row(str(token["group"]), str(token["position"]), *words, *numbers)
         self._console.print(self._gaps, worst)
         for holds, text in self._checks:
-            self._console.print(Text.assemble(MARKS[holds], text))
-
-
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE, pad_edge=False)
+            self._console.print(verdict(holds, text))

@@ -10,10 +10,10 @@ from rft.actor.base import TrainableModel, trainable
 from rft.data.base import given_texts
 from rft.distributed import World
 from rft.logger.log import SilentLog
-from rft.modes.doctor.examine import Examination, RunFacts
+from rft.modes.doctor.examine import Examination
 from rft.modes.doctor.overriding_sampler import OverridingSampler
 from rft.modes.doctor.report import DoctorReport
-from rft.rollout.sampler import Sampler
+from rft.rollout.sampler import EngineSampler
 from rft.setup.assembly import Job
 from rft.setup.datasets import Datasets
 from rft.train.folder.run_folder import scratch
@@ -22,18 +22,10 @@ PROMPTS = 8  # prompts of each rank, at most
 
 
 class DoctorJob(Job):
-    """A run with a sampler that the doctor controls.
+    """A run with a sampler that the doctor controls."""
 
-    Attributes:
-        sampler: the one of the trainer and its sources; set by `assemble`.
-    """
-
-    sampler: OverridingSampler
-
-    def start_sampler(self, world: World, policy: TrainableModel, loaded: Datasets, folder: Path) -> Sampler:
-        """The sampler of the run, wrapped."""
-        self.sampler = OverridingSampler(super().start_sampler(world, policy, loaded, folder))
-        return self.sampler
+    def start_sampler(self, world: World, policy: TrainableModel, loaded: Datasets, folder: Path) -> EngineSampler:
+        return OverridingSampler(super().start_sampler(world, policy, loaded, folder).engine)
 
 
 def run(config: dict[str, Any], console: Console) -> float:
@@ -63,14 +55,14 @@ def run(config: dict[str, Any], console: Console) -> float:
 
 def examine(job: DoctorJob, world: World, console: Console) -> float:
     """Loads the data and the models, and examines a step; otherwise as `run`."""
-    run, strategy, loaded = job.run, job.strategy.options, job.prepare(world)
+    run, loaded = job.run, job.prepare(world)
     run.batch = replace(run.batch, prompts=min(run.batch.prompts, PROMPTS * world.size), minibatches=1, epochs=1)
     with scratch(world, run.output_dir, run.mode) as folder:
         trainer, stages = job.assemble(world, loaded, folder, SilentLog())
 
         def twin(dtype: str) -> TrainableModel:
             """A copy of the policy that computes in this dtype."""
-            plain = job.strategy.factory(options=strategy.reference_options(dtype), world=world)
+            plain = job.strategy.factory(options=job.strategy.options.reference_options(dtype), world=world)
             options = replace(job.actor.options, optimizer=None, lora=None, ema=None)
             context = job.policy_context(world, plain, loaded.tokenizer, loaded.encoder)
             actor = trainable(job.actor.factory(context=context, options=options))
@@ -79,14 +71,6 @@ def examine(job: DoctorJob, world: World, console: Console) -> float:
 
         try:
             stage = replace(stages[-1], optimizer=replace(stages[-1].optimizer, lr=0.0))
-            facts = RunFacts(
-                run.rollout.truncates(),
-                strategy.compute_dtype(),
-                strategy.rounding_options(),
-                job.engine_dtype(),
-                job.processor is not None and job.engine.factory.facts.has_processor,
-            )
-            report = DoctorReport(world, console)
-            return Examination(trainer, stage, job.sampler, facts, twin, report).examine()
+            return Examination(job, trainer, stage, twin, DoctorReport(world, console)).examine()
         finally:
             trainer.sampler.close()

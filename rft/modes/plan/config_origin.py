@@ -1,7 +1,7 @@
 """Finds the origin of the values of a config: the command line, a file, or another value."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from rft.logger.redact import public_config, resolve
+from rft.train.folder.resume import leaves
 
 PACKAGE = Path(__file__).parents[2]
 
@@ -31,17 +32,16 @@ class Origin:
     source: str
 
 
-def origins(loader: ConfigLoader, name: str, overrides: Sequence[str], default: str) -> list[Origin]:
+def origins(loader: ConfigLoader, name: str, overrides: Sequence[str]) -> list[Origin]:
     """The values of a composed config that differ from the default run, in the order of the config.
 
     Args:
         loader: with the search path of the config.
         name: of the composed config.
         overrides: of the command line.
-        default: name of the config of the default run.
     """
     config = loader.load_configuration(name, list(overrides), RunMode.RUN)
-    plain = loader.load_configuration(default, [], RunMode.RUN)
+    plain = loader.load_configuration("main", [], RunMode.RUN)
     parts = loader.compute_defaults_list(name, list(overrides), RunMode.RUN)
     setters: list[tuple[str, bool, str]] = []  # (key, whether it is an empty node, source), in the order of composition
     for part in parts.defaults:
@@ -50,9 +50,9 @@ def origins(loader: ConfigLoader, name: str, overrides: Sequence[str], default: 
             setters += [(key, empty, _short_path(file)) for key, empty in _keys(file, part.package or "")]
     setters += [(str(override.key_or_group), False, "command line") for override in parts.config_overrides]
     values, defaults = _public_tree(config), _public_tree(plain)
-    texts = dict(_leaves(_text_tree(plain)))
-    found = []
-    for key, text in _leaves(_text_tree(config)):
+    texts = dict(leaves(_text_tree(plain)))
+    changed = []
+    for key, text in leaves(_text_tree(config)):
         value, before = _value_text(values, key), _value_text(defaults, key)
         if value != before:
             follows = isinstance(text, str) and "${" in text and texts.get(key) == text
@@ -61,8 +61,8 @@ def origins(loader: ConfigLoader, name: str, overrides: Sequence[str], default: 
                 for set_key, empty, source in setters
                 if key == set_key or (not empty and key.startswith(f"{set_key}."))
             ]
-            found.append(Origin(key, value, before, text if follows else sources[-1]))
-    return found
+            changed.append(Origin(key, value, before, text if follows else sources[-1]))
+    return changed
 
 
 def _public_tree(config: DictConfig) -> dict[str, Any]:
@@ -75,21 +75,12 @@ def _text_tree(config: DictConfig) -> dict[str, Any]:
     return {str(key): value for key, value in plain.items() if key != "hydra"}
 
 
-def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Keys and values of a tree of mappings; an empty mapping is a value."""
-    if isinstance(node, Mapping) and node:
-        for name, below in node.items():
-            yield from _leaves(below, f"{key}.{name}".lstrip("."))
-    else:
-        yield key, node
-
-
 def _keys(file: Path, package: str) -> list[tuple[str, bool]]:
     """The keys of a config that a file sets, and whether each is an empty node, which overrides nothing below it."""
     body = OmegaConf.to_container(OmegaConf.load(file))
     assert isinstance(body, dict)
-    leaves = _leaves({name: node for name, node in body.items() if name != "defaults"}, package)
-    return [(key, value == {}) for key, value in leaves]
+    values = leaves({name: node for name, node in body.items() if name != "defaults"}, package)
+    return [(key, value == {}) for key, value in values]
 
 
 def _value_text(tree: Any, key: str) -> str:

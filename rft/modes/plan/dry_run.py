@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -40,6 +40,7 @@ SERIALIZED = 2  # times that the safetensors library holds a file that it writes
 LENGTHS_TRIED = 6  # answer lengths that are tried to fill a forward
 
 
+@dataclass(eq=False)
 class DryRun:
     """Takes steps with a trainer whose models hold placeholders.
 
@@ -61,32 +62,23 @@ class DryRun:
         ValueError: the policy does not compute in micro-batches of rows.
     """
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        encoder: StubEncoder,
-        skip: SkipCompute,
-        tracker: MemoryTracker,
-        hooks: PlanHooks,
-        sharded_terms: Sequence[ModelTerm],
-        export_dtype: torch.dtype | None,
-    ) -> None:
-        if not isinstance(trainer.policy, Actor):
+    trainer: Trainer
+    encoder: StubEncoder
+    skip: SkipCompute
+    tracker: MemoryTracker
+    hooks: PlanHooks
+    sharded_terms: Sequence[ModelTerm]
+    export_dtype: torch.dtype | None
+
+    def __post_init__(self) -> None:
+        policy, sampler = self.trainer.policy, self.trainer.sampler
+        if not isinstance(policy, Actor):
             raise ValueError(
-                f"actor._target_: mode=plan cannot follow a {type(trainer.policy).__name__}; it plans for an Actor"
+                f"actor._target_: mode=plan cannot follow a {type(policy).__name__}; it plans for an Actor"
             )
-        assert isinstance(trainer.sampler, StubSampler)
-        self.policy = trainer.policy
+        assert isinstance(sampler, StubSampler)
+        self.policy, self._sampler, self._longest = policy, sampler, self.encoder.answer_tokens
         self.rows = self.micro_batches = self.fullest = 0
-        self._trainer = trainer
-        self._export_dtype = export_dtype or trainer.policy.loaded_dtype
-        self._encoder = encoder
-        self._skip = skip
-        self._tracker = tracker
-        self._hooks = hooks
-        self._sharded_terms = sharded_terms
-        self._sampler = trainer.sampler
-        self._longest = encoder.answer_tokens
         self._staged = WeakIdKeyDictionary()  # copies of a checkpoint, which live as long as the storages copied
         self._version = 0  # version of the weights that are published next
 
@@ -96,7 +88,7 @@ class DryRun:
         Args:
             stage: the stage that reads the reference.
         """
-        reference = self._trainer.models.get("reference")
+        reference = self.trainer.models.get("reference")
         if isinstance(reference, PrecomputedReference) and not reference.copied:
             self._precompute(reference, stage)
         self._publish("begin")
@@ -109,7 +101,7 @@ class DryRun:
             updates: optimizer steps to take with the rows of one batch of its source.
             saves: a checkpoint is written after the first step.
         """
-        trainer, tracker = self._trainer, self._tracker
+        trainer, tracker = self.trainer, self.tracker
         names = {name: _stage_name(stage, name) for name in ("columns", "update", "publish")}
         short = replace(stage, minibatches=min(stage.minibatches, updates), epochs=1)
         with tracker.stage("begin"):
@@ -117,7 +109,7 @@ class DryRun:
         self._score()
         self._fill_forwards(short)
         with self._optimizer_hooks():
-            for self._hooks.limit in (1, 2):
+            for self.hooks.limit in (1, 2):
                 metrics = Metrics()
                 batch = stage.source.next(metrics)
                 self._sampler.release()
@@ -128,18 +120,18 @@ class DryRun:
                 with tracker.stage(names["update"]):
                     trainer.update(short, stage.steps, batch, step)
                 self._publish(names["publish"])
-                if saves and self._hooks.limit == 1:
+                if saves and self.hooks.limit == 1:
                     self.save(number, stage)
         self._score()
-        self._encoder.answer_tokens = self._longest
-        self._hooks.limit = None
+        self.encoder.answer_tokens = self._longest
+        self.hooks.limit = None
 
     def save(self, number: int, stage: Stage) -> None:
         """Exports the model and copies the states of all models, as a checkpoint of the stage does."""
-        with self._tracker.stage(_stage_name(stage, "export")):
+        with self.tracker.stage(_stage_name(stage, "export")):
             self._export()
-        with self._tracker.stage(_stage_name(stage, "save")):
-            self._stage_states(self._trainer.model_states(number, stage, 1))
+        with self.tracker.stage(_stage_name(stage, "save")):
+            self._stage_states(self.trainer.model_states(number, stage, 1))
 
     def sample(self, name: str, prompts: int, sampling: Sampling, samples: int) -> None:
         """The engine reads all prompts and samples two tokens of each answer: behind the prompt, and in a decode step.
@@ -149,35 +141,35 @@ class DryRun:
             prompts: number of prompts of this rank.
             samples: number of samples of each prompt.
         """
-        requests = [Request([0] * self._encoder.prompt_tokens, list(range(samples)))] * prompts
-        with self._tracker.stage(name):
-            self._sampler.own.generate(requests, replace(sampling, max_new_tokens=2))
+        requests = [Request([0] * self.encoder.prompt_tokens, list(range(samples)))] * prompts
+        with self.tracker.stage(name):
+            self._sampler.engine.generate(requests, replace(sampling, max_new_tokens=2))
         self._sampler.release()
         self._send_weights()  # a checkpoint follows new weights, not samples
 
     def _score(self) -> None:
         """Computes the fullest forward of each sharded reward model; the first time loads it."""
-        for term in self._sharded_terms:
-            with self._tracker.stage("reward"):
-                with self._skip.creating(), init_without_loading():
+        for term in self.sharded_terms:
+            with self.tracker.stage("reward"):
+                with self.skip.creating(), init_without_loading():
                     term.load()
-                term.compute_fullest(self._encoder.prompt_tokens + self._longest)
+                term.compute_fullest(self.encoder.prompt_tokens + self._longest)
 
     def memory(self) -> dict[str, dict[str, int]]:
         """Bytes of every term at the peak of each stage; the key-value cache has its final size."""
-        for key, model in self._trainer.models.items():
+        for key, model in self.trainer.models.items():
             if key != POLICY:
                 trains = model.optimizer_options is not None
-                self._tracker.assign(self._term("other models", trains), model.own_tensors())
-        self._tracker.assign(self._term("weights"), self.policy.own_tensors())
-        for term in self._sharded_terms:
-            self._tracker.assign(f"reward models{HOST}" if term.offloaded else "reward models", term.weights())
-        found = self._tracker.peaks()
-        prompt, longest = self._encoder.prompt_tokens, self._longest
-        for terms in found.values():
+                self.tracker.assign(self._term("other models", trains), model.own_tensors())
+        self.tracker.assign(self._term("weights"), self.policy.own_tensors())
+        for term in self.sharded_terms:
+            self.tracker.assign(f"reward models{HOST}" if term.offloaded else "reward models", term.weights())
+        peaks = self.tracker.peaks()
+        prompt, longest = self.encoder.prompt_tokens, self._longest
+        for terms in peaks.values():
             if "kv cache" in terms:
                 terms["kv cache"] = terms["kv cache"] * capacity(prompt, longest) // capacity(prompt, 1)
-        return found
+        return peaks
 
     def _term(self, name: str, trains: bool = True) -> str:
         """The term of weights, gradients or optimizer state of a model, on the device or in host memory."""
@@ -187,39 +179,39 @@ class DryRun:
         self._fill_forwards(stage)
         batch = stage.source.next(Metrics())
         stage.algorithm.build_loss_mask(batch)
-        self._hooks.limit = 1
-        with self._tracker.stage("reference"):
-            with self._skip.creating(), init_without_loading():
+        self.hooks.limit = 1
+        with self.tracker.stage("reference"):
+            with self.skip.creating(), init_without_loading():
                 model = reference.load()
-            step = self._trainer.step_context(stage, batch, Metrics())
+            step = self.trainer.step_context(stage, batch, Metrics())
             replace(step, models={reference.key: model}).compute(reference.key, batch, ("logprobs",))
-        self._tracker.assign(self._term("other models", trains=False), model.own_tensors())
+        self.tracker.assign(self._term("other models", trains=False), model.own_tensors())
         del model
         gc.collect()  # the parts of a sharded model refer to each other
-        self._hooks.limit = None
-        self._hooks.blank.append(reference)  # from now on a run reads the file
-        self._encoder.answer_tokens = self._longest
+        self.hooks.limit = None
+        self.hooks.blank.append(reference)  # from now on a run reads the file
+        self.encoder.answer_tokens = self._longest
 
     def _fill_forwards(self, stage: Stage) -> None:
         """Sets the answer length that fills a forward best, since the rows of different lengths in a run fill it."""
         policy, tokens = self.policy, dict[int, int]()
         for answer in self._lengths():
-            self._encoder.answer_tokens = answer
+            self.encoder.answer_tokens = answer
             batch = stage.source.next(Metrics())
             stage.algorithm.build_loss_mask(batch)
             rows = batch[: max(1, len(batch) // stage.minibatches)]
-            made = policy.micro_batcher.micro_batches(rows, rows[:1], self._trainer.world, policy.strategy.context)
+            made = policy.micro_batcher.micro_batches(rows, rows[:1], self.trainer.world, policy.strategy.context)
             sizes = [_tokens_here(micro) for micro in made]
             tokens[answer] = max(sizes)
             if answer == self._longest:
                 self.micro_batches = len(sizes)
                 self.rows = len(batch)
-        self._encoder.answer_tokens = max(tokens, key=lambda answer: (tokens[answer], answer))
+        self.encoder.answer_tokens = max(tokens, key=lambda answer: (tokens[answer], answer))
         self.fullest = max(tokens.values())
 
     def _lengths(self) -> list[int]:
         """The longest answer, and lengths with which a number of rows fills a forward exactly."""
-        policy, prompt = self.policy, self._encoder.prompt_tokens
+        policy, prompt = self.policy, self.encoder.prompt_tokens
         context = policy.strategy.context
         most = policy.micro_batcher.max_tokens * (1 if context is None else context.size)
         lengths = {self._longest}
@@ -229,13 +221,13 @@ class DryRun:
         return sorted((n for n in lengths if 0 < n <= self._longest), reverse=True)[:LENGTHS_TRIED]
 
     def _publish(self, stage: str) -> None:
-        with self._tracker.stage(stage):
+        with self.tracker.stage(stage):
             self._send_weights()
 
     def _send_weights(self) -> None:
         def tracked() -> Iterator[tuple[str, Tensor]]:
             for name, tensor in self.policy.weights(self._sampler.gather_options):
-                self._tracker.assign("engine", [tensor])
+                self.tracker.assign("engine", [tensor])
                 yield name, tensor
                 del tensor  # before the next one is gathered
 
@@ -246,11 +238,11 @@ class DryRun:
         """Fills the files of an exported model one after another, and writes none."""
         weights, adapters = self.policy.export_weights(), self.policy.adapters
         if adapters is not None and adapters.exported_alone:
-            self._tracker.assign("export", [tensor for _, tensor in weights])
+            self.tracker.assign("export", [tensor for _, tensor in weights])
             return
-        plain, dtype = self.policy.plain_model(), self._export_dtype
+        plain, dtype = self.policy.plain_model(), self.export_dtype or self.policy.loaded_dtype
         for _, tensors in fill_files(plain, file_layout(plain, dtype), weights, dtype):
-            self._tracker.assign("export", tensors.values())
+            self.tracker.assign("export", tensors.values())
             del tensors  # before the next file is filled
 
     def _stage_states(self, states: dict[str, Any]) -> None:
@@ -261,7 +253,7 @@ class DryRun:
                 if (storage := local.untyped_storage()) not in self._staged:
                     self._staged[storage] = torch.empty_like(local)
         with record_function("file"):
-            torch.empty(SERIALIZED * largest_file(tensors, self._trainer.world.size), dtype=torch.uint8)
+            torch.empty(SERIALIZED * largest_file(tensors, self.trainer.world.size), dtype=torch.uint8)
 
     @contextmanager
     def _optimizer_hooks(self) -> Iterator[None]:
@@ -269,11 +261,11 @@ class DryRun:
 
         def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            self._tracker.assign(self._term("gradients"), [p.grad for p in parameters if p.grad is not None])
+            self.tracker.assign(self._term("gradients"), [p.grad for p in parameters if p.grad is not None])
 
         def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             leaves = tree_leaves(list(optimizer.state.values()))
-            self._tracker.assign(self._term("optimizer"), [leaf for leaf in leaves if isinstance(leaf, Tensor)])
+            self.tracker.assign(self._term("optimizer"), [leaf for leaf in leaves if isinstance(leaf, Tensor)])
 
         handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
         try:

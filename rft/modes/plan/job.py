@@ -11,7 +11,6 @@ from transformers import PretrainedConfig
 from rft.actor.base import ModelContext, TrainableModel
 from rft.actor.forward.logits import vocabulary_size
 from rft.actor.init import init_without_loading, read_config
-from rft.actor.options import ActorOptions
 from rft.algorithm.roles import POLICY
 from rft.data.encode.lengths import Lengths
 from rft.distributed import SINGLE_PROCESS, World, pretend
@@ -24,12 +23,11 @@ from rft.modes.plan.skip_compute import SkipCompute
 from rft.modes.plan.stubs import StubEncoder, StubEngine, StubSampler, StubTokenizer, stub_scoring
 from rft.registry import Target
 from rft.reward.models.base import ModelTerm
-from rft.rollout.sampler import EngineSampler, Sampler
+from rft.rollout.sampler import EngineSampler
 from rft.setup.assembly import Changes, Job
 from rft.setup.constraints import check_ranks
 from rft.setup.datasets import Datasets
 from rft.setup.loadable import check_loadable
-from rft.setup.schema import Data, Plan, Rollout
 
 
 @dataclass
@@ -95,31 +93,53 @@ class PlanJob(Job):
     def ranks(self) -> int:
         return self._launched if self.run.plan.ranks is None else self.run.plan.ranks
 
-    @part
-    def reads_rows(self) -> bool:
-        """Whether the longest prompt is that of the rows."""
-        return self.run.plan.prompt_tokens is None
-
     @checks
     def _sizes(self) -> Iterator[Check]:
         yield lambda: _check_strategy(self.strategy, self.ranks)
-        yield lambda: _check_processor(self.processor)
-        if self.if_made(lambda: self.reads_rows):
-            yield lambda: _check_streaming(self.run.data)
-        else:
-            yield lambda: _check_epochs(self.run.epochs)
-            yield lambda: check_ranks(self.run.batch, self.ranks)
+        yield self._check_processor
+        yield self._check_rows
+
+    def _check_processor(self) -> Iterator[str]:
+        if self.processor is not None:
+            yield "mode=plan: the memory of media (actor.processor) is not counted yet; plan a model of text"
+
+    def _check_rows(self) -> Iterator[str]:
+        if self.run.plan.prompt_tokens is not None:
+            if (epochs := self.run.epochs) is not None:
+                yield (
+                    f"epochs={epochs:g}: with plan.prompt_tokens no rows are read and counted; set steps=<number> "
+                    "epochs=null"
+                )
+            check_ranks(self.run.batch, self.ranks)
+        elif self.run.data.streaming is not None:
+            yield "plan.prompt_tokens=null: the rows of a stream are not counted; set it"
 
     @part
     def planned_config(self) -> PretrainedConfig | None:
         """The config of the policy; None if rows are read, and the model with them."""
-        return None if self.if_made(lambda: self.reads_rows) else _read_model_config(self.actor.options, self.tokenizer)
+        if self.run.plan.prompt_tokens is None:
+            return None
+        actor = self.actor.options
+        # a new model has the vocabulary of the tokenizer
+        vocabulary = 0 if actor.model_config is None else vocabulary_size(self.tokenizer.build())
+        config = read_config(actor.path, actor.model_config, vocabulary, POLICY, actor.trust_remote_code, media=False)
+        check_loadable(config, actor.path, actor.head, POLICY, reads_weights=False)
+        return config
 
     @checks
     def _context_of_model(self) -> Iterator[Check]:
         if (config := self.if_made(lambda: self.planned_config)) is not None:
-            yield lambda: _check_prompt_tokens(self.run.plan, self.run.rollout, config)
+            yield lambda: self._check_prompt_tokens(config)
             yield lambda: self.engine.options.check_model(config)
+
+    def _check_prompt_tokens(self, model_config: PretrainedConfig) -> Iterator[str]:
+        tokens, answer = self.run.plan.prompt_tokens, self.run.rollout.max_new_tokens
+        context = model_config.get_text_config().max_position_embeddings
+        if tokens is not None and tokens + answer > context:
+            yield (
+                f"plan.prompt_tokens={tokens}: with rollout.max_new_tokens={answer} that is over the model's context "
+                f"of {context}; lower one of them or choose another model"
+            )
 
     def _read(self) -> None:
         """Reads the data to find the longest prompt."""
@@ -144,14 +164,12 @@ class PlanJob(Job):
         """The context of the models, with the hooks of the plan."""
         return replace(super().model_context(world, loaded), hooks=self._hooks)
 
-    def start_sampler(self, world: World, policy: TrainableModel, loaded: Datasets, folder: Path) -> Sampler:
-        """A stub in front of the run's engine, or of a stub if that engine does not run on tensors of this process."""
+    def start_sampler(self, world: World, policy: TrainableModel, loaded: Datasets, folder: Path) -> EngineSampler:
+        """A stub with the run's engine, or with a stub if that engine does not run on tensors of this process."""
         assert isinstance(loaded.encoder, StubEncoder)
-        kind = self.engine.factory
-        plain = kind.facts.plain_torch
-        stub = EngineSampler(StubEngine(kind.gather_options))
-        own = super().start_sampler(world, policy, loaded, folder) if plain else stub
-        return StubSampler(loaded.encoder, own)
+        if not self.engine.factory.facts.plain_torch:
+            return StubSampler(StubEngine(self.engine.factory.gather_options), loaded.encoder)
+        return StubSampler(super().start_sampler(world, policy, loaded, folder).engine, loaded.encoder)
 
     def _sharded_terms(self, world: World) -> list[ModelTerm]:
         """The terms of the reward whose models are spread over the ranks."""
@@ -210,35 +228,3 @@ def _check_strategy(strategy: Target, ranks: int) -> None:
     """Raises a ValueError if the strategy cannot split the work over these ranks."""
     with pretend(ranks) as world:
         strategy.build(world=world)
-
-
-def _check_streaming(data: Data) -> Iterator[str]:
-    if data.streaming is not None:
-        yield "plan.prompt_tokens=null: the rows of a stream are not counted; set it"
-
-
-def _check_processor(processor: Target | None) -> Iterator[str]:
-    if processor is not None:
-        yield "mode=plan: the memory of media (actor.processor) is not counted yet; plan a model of text"
-
-
-def _check_epochs(epochs: float | None) -> Iterator[str]:
-    if epochs is not None:
-        yield f"epochs={epochs:g}: with plan.prompt_tokens no rows are read and counted; set steps=<number> epochs=null"
-
-
-def _read_model_config(actor: ActorOptions, tokenizer: Target) -> PretrainedConfig:
-    """The config of the policy; a new model has the vocabulary of the tokenizer."""
-    vocabulary = 0 if actor.model_config is None else vocabulary_size(tokenizer.build())
-    config = read_config(actor.path, actor.model_config, vocabulary, POLICY, actor.trust_remote_code, media=False)
-    check_loadable(config, actor.path, actor.head, POLICY, reads_weights=False)
-    return config
-
-
-def _check_prompt_tokens(plan: Plan, rollout: Rollout, model_config: PretrainedConfig) -> Iterator[str]:
-    context = model_config.get_text_config().max_position_embeddings
-    if plan.prompt_tokens is not None and plan.prompt_tokens + rollout.max_new_tokens > context:
-        yield (
-            f"plan.prompt_tokens={plan.prompt_tokens}: with rollout.max_new_tokens={rollout.max_new_tokens} that is "
-            f"over the model's context of {context}; lower one of them or choose another model"
-        )

@@ -126,18 +126,18 @@ class MemoryTracker(TorchDispatchMode):
             top = max(range(start, end + 1), key=lambda event: levels[event])
             if name not in fullest or levels[top] > levels[fullest[name]]:
                 fullest[name] = top
-        sums, found, done = dict[str, int](), dict[str, dict[str, int]](), 0
+        sums, peaks, done = dict[str, int](), dict[str, dict[str, int]](), 0
         for name, top in sorted(fullest.items(), key=lambda item: item[1]):
             for block, change in self._events[done:top]:
                 sums[block.term] = sums.get(block.term, 0) + change
-            found[name], done = dict(sums), top
+            peaks[name], done = dict(sums), top
         for host in {block.term for block, _ in self._events if block.term.endswith(HOST)}:
             levels = self._levels(host.__eq__)
             for name in fullest:
-                found[name][host] = max(
+                peaks[name][host] = max(
                     max(levels[start : end + 1]) for stage, start, end in self._stages if stage == name
                 )
-        return {name: found[name] for name in fullest}
+        return {name: peaks[name] for name in fullest}
 
     def _levels(self, counts: Callable[[str], bool]) -> list[int]:
         """Bytes of the terms that count, before the first event and after each."""

@@ -4,19 +4,23 @@ The memory is that of tensors on the device. It does not include the process and
 allocator, and workspaces inside single operations.
 """
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from rich import box
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
 from rft.algorithm.roles import ROLES
-from rft.modes.plan.config_origin import Origin
+from rft.logger.console import titled_table
+from rft.modes.plan.config_origin import Origin, origins
 from rft.modes.plan.job import Forecast, PlanJob
 from rft.modes.plan.memory_tracker import device_bytes, host_bytes
+from rft.setup.typed import typed_overrides
 from rft.strategy.base import HOST
 
 TERMS = (
@@ -61,13 +65,31 @@ class Saving(NamedTuple):
     host: int
 
 
-def plan(config: dict[str, Any], launched: int, origins: Sequence[Origin], console: Console) -> float:
+def plan_run(config: dict[str, Any], console: Console) -> float:
+    """`mode=plan`: the plan of a command line, with the values that its overrides and its recipe change.
+
+    Args:
+        config: the resolved config as plain containers.
+        console: of rank zero.
+
+    Returns:
+        The peak memory of a rank, in GiB.
+
+    Raises:
+        ValueError: lists all mistakes of the config.
+    """
+    loader, name = GlobalHydra.instance().config_loader(), str(HydraConfig.get().job.config_name)
+    changed = origins(loader, name, typed_overrides())
+    return plan(config, int(os.environ.get("WORLD_SIZE", "1")), changed, console)
+
+
+def plan(config: dict[str, Any], launched: int, changed: Sequence[Origin], console: Console) -> float:
     """Checks the config, takes the steps of the run on placeholders, and prints the cost.
 
     Args:
         config: the resolved config as plain containers.
         launched: number of processes of this launch.
-        origins: the values that are not defaults.
+        changed: the values that are not defaults.
         console: the output.
 
     Returns:
@@ -78,12 +100,10 @@ def plan(config: dict[str, Any], launched: int, origins: Sequence[Origin], conso
     """
     job = PlanJob(config, launched)
     forecast = job.forecast()
-    used = {role.key for role in ROLES if role.writes(job.algorithm.reads())}
-    hidden = {"mode", "plan", *(role.key for role in ROLES if role.key not in used)}
-    console.print(_values(origin for origin in origins if origin.key.split(".")[0] not in hidden))
+    hidden = {"mode", "plan", *(role.key for role in ROLES if not role.writes(job.algorithm.reads()))}
+    console.print(_values(origin for origin in changed if origin.key.split(".")[0] not in hidden))
     console.print(_numbers(job, forecast))
-    titles = "in a step", "to load and save"
-    for title, seldom in zip(titles, (False, True), strict=True):
+    for title, seldom in (("in a step", False), ("to load and save", True)):
         stages = [stage for stage in forecast.memory if (stage in SELDOM) == seldom]
         console.print(_memory(forecast, title, stages))
     console.print(_peak(forecast, job.run.plan.memory_gib))
@@ -190,9 +210,7 @@ def _unit(most: int) -> tuple[str, int]:
 
 
 def _table(title: str) -> Table:
-    return Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE, padding=(0, 0, 0, 1), pad_edge=False
-    )
+    return titled_table(title, padding=(0, 0, 0, 1), pad_edge=False)
 
 
 def savings(job: PlanJob, config: dict[str, Any], launched: int, forecast: Forecast) -> Iterator[Saving]:
@@ -207,12 +225,12 @@ def savings(job: PlanJob, config: dict[str, Any], launched: int, forecast: Forec
     host = max(map(host_bytes, forecast.memory.values()))
     for name, value in job.strategy.options.unset_offloads():
         try:
-            found = PlanJob({**config, "strategy": {**config["strategy"], name: value}}, launched).forecast()
+            other = PlanJob({**config, "strategy": {**config["strategy"], name: value}}, launched).forecast()
         except ValueError:  # all else in the config is right
             continue
         saved = {
-            stage: device_bytes(terms) - device_bytes(found.memory[stage]) for stage, terms in forecast.memory.items()
+            stage: device_bytes(terms) - device_bytes(other.memory[stage]) for stage, terms in forecast.memory.items()
         }
         stage = max(saved, key=saved.__getitem__)
-        added = max(map(host_bytes, found.memory.values())) - host
-        yield Saving(f"strategy.{name}={str(value).lower()}", found.peak()[1], stage, saved[stage], added)
+        added = max(map(host_bytes, other.memory.values())) - host
+        yield Saving(f"strategy.{name}={str(value).lower()}", other.peak()[1], stage, saved[stage], added)

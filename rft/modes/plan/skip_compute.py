@@ -149,9 +149,8 @@ class SkipCompute(TorchDispatchMode):
             if index is None or index.dtype not in (torch.bool, torch.uint8):
                 positions.append(index)
             else:
-                positions += (
-                    (torch.ones_like(index) if _address(index) in self._storages else index).nonzero().unbind(1)
-                )
+                mask = torch.ones_like(index) if _address(index) in self._storages else index
+                positions += mask.nonzero().unbind(1)
         return positions
 
     def _mark(self, tensor: Tensor) -> None:

@@ -1,14 +1,12 @@
 """Stubs of the tokenizer, the encoder, the engine and the reward: all rows have the maximal length."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rft.algorithm.roles import POLICY
 from rft.batch.encoded import EncodedText
 from rft.batch.scores import Scores, Scoring, ScoringAtEnd
 from rft.batch.thoughts import PromptThoughts
@@ -17,7 +15,7 @@ from rft.data.encode.tokenizer import UnknownCharacters
 from rft.data.encode.truncation import Overlong
 from rft.rollout.engine.base import Completion, Engine, EngineOptions, OnCompletion, Request
 from rft.rollout.engine.sampling import Sampling
-from rft.rollout.sampler import Sampler
+from rft.rollout.sampler import EngineSampler
 from rft.strategy.gather import GatherOptions
 
 
@@ -74,12 +72,12 @@ class StubEncoder(Encoder):
         return EncodedText([0] * len(weights)), weights
 
     def steps(self, row: Mapping[str, Any], steps: Sequence[str], separator: str) -> tuple[EncodedText, list[int]]:
-        """See `Encoder.steps`: one step."""
+        """One step, of all tokens."""
         tokens = self.prompt_tokens + self.answer_tokens
         return EncodedText([0] * tokens), [tokens - 1]
 
     def encode(self, texts: list[str]) -> list[EncodedText]:
-        """See `Encoder.encode`: one token each."""
+        """One token for each text."""
         return [EncodedText([0])] * len(texts)
 
 
@@ -106,22 +104,17 @@ class StubEngine(Engine):
             pass
 
 
-@dataclass
-class StubSampler(Sampler):
+class StubSampler(EngineSampler):
     """A sampler that returns answers without sampling.
 
-    Attributes:
+    Args:
+        engine: receives the weights.
         encoder: holds the length of an answer.
-        own: the sampler of the run, which receives the weights.
     """
 
-    encoder: StubEncoder
-    own: Sampler
-
-    @property
-    def gather_options(self) -> GatherOptions:
-        """Those of the sampler of the run."""
-        return self.own.gather_options
+    def __init__(self, engine: Engine, encoder: StubEncoder) -> None:
+        super().__init__(engine)
+        self.encoder = encoder
 
     def generate(
         self, requests: list[Request], sampling: Sampling, on_completion: OnCompletion | None = None
@@ -137,13 +130,6 @@ class StubSampler(Sampler):
             [answer(sample, limit) for sample, limit in enumerate(request.limits or [most] * len(request.seeds))]
             for request in requests
         ]
-
-    def publish(self, version: int, weights: Iterable[tuple[str, Tensor]], model: str = POLICY) -> None:
-        """Publishes the weights to the sampler of the run."""
-        self.own.publish(version, weights, model)
-
-    def release(self) -> None:
-        self.own.release()
 
 
 def stub_scoring(terms: Sequence[str]) -> Callable[[], Scoring]:

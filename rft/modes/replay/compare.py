@@ -102,12 +102,12 @@ def token_changes(run: StepRecord, command: StepRecord) -> list[TokenChange]:
         return []
     differences = torch.stack([(one.gradient - other.gradient).abs() * _differ(one, other) for one, other in updates])
     largest = differences.flatten().topk(min(MOST, int((differences > 0).sum()))).indices  # (U, R, T) as one row
-    found = []
+    changes = []
     for number, row, position in torch.stack(torch.unravel_index(largest, differences.shape), dim=1).tolist():
         one, other = updates[number]
         values = (float(part[row, position]) for part in (one.ratio, one.gradient, other.gradient))
-        found.append(TokenChange(number + 1, row, position, *values))
-    return found
+        changes.append(TokenChange(number + 1, row, position, *values))
+    return changes
 
 
 def different(one: Mapping[str, float | None], other: Mapping[str, float | None]) -> dict[str, Pair]:

@@ -78,12 +78,12 @@ class StepRecord:
             logprobs: of its tokens, (B, T).
             batch: its rows, with `old_logprobs`.
         """
-        (found,) = torch.autograd.grad(loss, [logprobs], retain_graph=True, materialize_grads=True)
+        (of_logprobs,) = torch.autograd.grad(loss, [logprobs], retain_graph=True, materialize_grads=True)
         update, width = self.updates[-1], logprobs.shape[1]
         keep, rows = batch["loss_mask"].cpu(), batch[ROW].cpu()
         ratio = (logprobs.detach() - batch["old_logprobs"]).double().exp().cpu()
-        part = torch.where(keep, found.double().cpu(), 0.0)
-        update.gradient[:, :width].index_add_(0, rows, part)  # a row that was drawn twice trains twice
+        gradient = torch.where(keep, of_logprobs.double().cpu(), 0.0)
+        update.gradient[:, :width].index_add_(0, rows, gradient)  # a row that was drawn twice trains twice
         for row, kept, ratios in zip(rows.tolist(), keep, ratio, strict=True):
             update.trained[row, :width] |= kept
             update.ratio[row, :width] = torch.where(kept, ratios, update.ratio[row, :width])
@@ -174,7 +174,6 @@ class RecordedObjective(Objective):
     def __call__(
         self, outputs: dict[str, Tensor], batch: TensorDict, trajectories: Trajectories | None
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        """See `Objective`."""
         loss, shares, statistics = super().__call__(outputs, batch, trajectories)
         self._record.updates[-1].loss += loss.detach().double().cpu()
         if "logprobs" in outputs:
@@ -190,7 +189,6 @@ class RecordedMetrics(Metrics):
         self._record = record
 
     def add(self, name: str, total: float | Tensor, weight: float | Tensor = 1.0) -> None:
-        """See `Metrics.add`."""
         super().add(name, total, weight)
         if name == GRAD_NORM:
             self._record.updates[-1].grad_norm = float(total)

@@ -7,12 +7,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from safetensors.torch import save_file
 
+from rft.errors import listed
+from rft.logger.console import titled_table, verdict
 from rft.logger.history import short, write_atomically
 from rft.modes.replay.compare import Comparison, Pair, TokenChange, UpdateComparison
 from rft.modes.replay.page import RowTexts, rows_page
@@ -49,25 +50,25 @@ class Origin:
         return self.step - 1 - step_of(self.start)
 
 
-def print_report(origin: Origin, found: Comparison, count: int, texts: RowTexts, console: Console) -> None:
+def print_report(origin: Origin, comparison: Comparison, count: int, texts: RowTexts, console: Console) -> None:
     """Prints the comparison.
 
     Args:
         count: tokens to print.
         texts: of the rows.
     """
-    for text in (*_head(origin), _reproduced(found)):
+    for text in (*_head(origin), _reproduced(comparison)):
         console.print(text, soft_wrap=True)
-    if found.numbers:
-        console.print(_numbers(found.numbers))
-    if not found.updates:
+    if comparison.numbers:
+        console.print(_numbers(comparison.numbers))
+    if not comparison.updates:
         console.print("the policy does not train in this step")
         return
-    console.print(_updates(found.updates))
-    console.print(_counts(found.updates))
-    if found.tokens and count:
-        total = sum(update.differ for update in found.updates)
-        console.print(_tokens(found.tokens[:count], total, texts))
+    console.print(_updates(comparison.updates))
+    console.print(_counts(comparison.updates))
+    if comparison.tokens and count:
+        total = sum(update.differ for update in comparison.updates)
+        console.print(_tokens(comparison.tokens[:count], total, texts))
 
 
 def write_tokens(folder: Path, texts: RowTexts, run: StepRecord, command: StepRecord) -> None:
@@ -84,14 +85,13 @@ def write_tokens(folder: Path, texts: RowTexts, run: StepRecord, command: StepRe
         "run": [one.gradient.float() for one, _ in pairs],
         "command": [other.gradient.float() for _, other in pairs],
     }
-    stacked = {
-        name: torch.stack(parts) for name, parts in columns.items() if parts
-    }  # none if the policy does not train
+    # none if the policy does not train
+    stacked = {name: torch.stack(parts) for name, parts in columns.items() if parts}
     folder.mkdir(parents=True, exist_ok=True)
     save_file({"input_ids": ids, **stacked}, folder / ALL_TOKENS)
 
 
-def write_report(folder: Path, origin: Origin, found: Comparison, texts: RowTexts) -> None:
+def write_report(folder: Path, origin: Origin, comparison: Comparison, texts: RowTexts) -> None:
     """Writes `step.json`, `tokens.jsonl` with the tokens whose gradient differs most, and `rows.html`."""
     facts = {
         "step": origin.step,
@@ -99,15 +99,15 @@ def write_report(folder: Path, origin: Origin, found: Comparison, texts: RowText
         "start": None if origin.start is None else str(origin.start),
         "retaken": origin.retaken,
         "changes": {key: [old, new] for key, old, new in origin.changes},
-        "compared": found.compared,
-        "unequal": found.unequal,
-        "numbers": found.numbers,
-        "updates": [asdict(update) for update in found.updates],
+        "compared": comparison.compared,
+        "unequal": comparison.unequal,
+        "numbers": comparison.numbers,
+        "updates": [asdict(update) for update in comparison.updates],
     }
-    tokens = ({**asdict(token), "text": texts.token(token.row, token.position)} for token in found.tokens)
+    tokens = ({**asdict(token), "text": texts.token(token.row, token.position)} for token in comparison.tokens)
     write_atomically(folder / STEP, json.dumps(facts, indent=1, ensure_ascii=False))
     write_atomically(folder / TOKENS, "".join(json.dumps(token, ensure_ascii=False) + "\n" for token in tokens))
-    write_atomically(folder / ROWS, rows_page(f"step {origin.step} of {origin.run}", found.tokens, texts))
+    write_atomically(folder / ROWS, rows_page(f"step {origin.step} of {origin.run}", comparison.tokens, texts))
 
 
 def _head(origin: Origin) -> list[str]:
@@ -120,18 +120,17 @@ def _head(origin: Origin) -> list[str]:
     ]
 
 
-def _reproduced(found: Comparison) -> Text:
-    if not found.unequal:
-        text = f"the algorithm of the run gives all {found.compared} numbers again that the run logged at this step"
-        return Text.assemble(("✓ ", "green"), text)
+def _reproduced(comparison: Comparison) -> Text:
+    if not comparison.unequal:
+        numbers = f"all {comparison.compared} numbers again that the run logged at this step"
+        return verdict(True, f"the algorithm of the run gives {numbers}")
     pairs = [
         f"{name} ({short(old, DIGITS)} there, {short(new, DIGITS)} here)"
-        for name, (old, new) in sorted(found.unequal.items(), key=_size)
+        for name, (old, new) in sorted(comparison.unequal.items(), key=_size)
     ]
-    more = f" and {len(pairs) - LISTED} more" if len(pairs) > LISTED else ""
     text = (
-        f"with the algorithm of the run {len(pairs)} of {found.compared} numbers differ from those that it logged: "
-        f"{', '.join(pairs[:LISTED])}{more}. The engine, a reward, the device or the ranks do not repeat the step "
+        f"with the algorithm of the run {len(pairs)} of {comparison.compared} numbers differ from those that it "
+        f"logged: {listed(pairs, LISTED)}. The engine, a reward, the device or the ranks do not repeat the step "
         "exactly; below, both algorithms have the same rows and weights"
     )
     return Text.assemble(("✗ ", "yellow"), text)
@@ -143,17 +142,8 @@ def _size(item: tuple[str, Pair]) -> float:
     return -math.inf if old is None or new is None else -abs(old - new)
 
 
-def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE, collapse_padding=True)
-    for name in left:
-        table.add_column(name, overflow="fold")
-    for name in right:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
-
-
 def _numbers(numbers: dict[str, Pair]) -> Table:
-    table = _table("numbers of the step that differ", ["number"], ["run", "command", "difference"])
+    table = titled_table("numbers of the step that differ", ["number"], ["run", "command", "difference"])
     for name, (run, command) in numbers.items():
         difference = None if run is None or command is None else command - run
         table.add_row(name, short(run), short(command), short(difference))
@@ -162,7 +152,7 @@ def _numbers(numbers: dict[str, Pair]) -> Table:
 
 def _updates(updates: Sequence[UpdateComparison]) -> Table:
     title = "updates of the policy, and the cosine between the gradients of its weights"
-    table = _table(title, ["update"], ["loss, run", "command", "grad_norm, run", "command", "cosine"])
+    table = titled_table(title, ["update"], ["loss, run", "command", "grad_norm, run", "command", "cosine"])
     for number, update in enumerate(updates, start=1):
         cosine = NOTHING if update.cosine is None else f"{update.cosine:.4f}"
         table.add_row(str(number), *(short(value) for value in (*update.loss, *update.grad_norm)), cosine)
@@ -173,7 +163,7 @@ def _updates(updates: Sequence[UpdateComparison]) -> Table:
 
 def _counts(updates: Sequence[UpdateComparison]) -> Table:
     title = "trained tokens by the gradient of the loss with respect to their log-probability"
-    table = _table(title, ["update"], ["tokens", "differ", "zero here", "zero in the run", "opposite sign"])
+    table = titled_table(title, ["update"], ["tokens", "differ", "zero here", "zero in the run", "opposite sign"])
     for number, update in enumerate(updates, start=1):
         counts = (update.tokens, update.differ, update.lost, update.gained, update.turned)
         table.add_row(str(number), *(f"{count:,}" for count in counts))
@@ -183,7 +173,7 @@ def _counts(updates: Sequence[UpdateComparison]) -> Table:
 def _tokens(tokens: Sequence[TokenChange], total: int, texts: RowTexts) -> Table:
     title = f"tokens whose gradient differs most: {len(tokens)} of {total:,}"
     names = ["ratio", "run", "command", "difference"]
-    table = _table(title, ["update", "row", "position", "token"], names)
+    table = titled_table(title, ["update", "row", "position", "token"], names)
     for token in tokens:
         numbers = (token.ratio, token.run, token.command, token.command - token.run)
         text = Text(repr(texts.token(token.row, token.position)))

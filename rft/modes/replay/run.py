@@ -44,9 +44,8 @@ def replay(config: dict[str, Any], console: Console) -> float:
         loaded = job.prepare(world)
         start, damaged = world.decide(lambda: saved.start(number))
         for path, problem in damaged.items():
-            console.print(
-                f"WARNING: the checkpoint {path} is damaged: {problem}; an earlier one is read", soft_wrap=True
-            )
+            text = f"WARNING: the checkpoint {path} is damaged: {problem}; an earlier one is read"
+            console.print(text, soft_wrap=True)
         with scratch(world, command.run.output_dir, command.run.mode) as temporary:
             step = Replay(job, world, loaded, temporary, run, start, output, number)
             try:
@@ -54,11 +53,11 @@ def replay(config: dict[str, Any], console: Console) -> float:
                 own, other = step.take(None), step.take(command.algorithm)
             finally:
                 step.close()
-        origin, found = Origin(number, run, start, changes), compare(logged, own, other)
+        origin, comparison = Origin(number, run, start, changes), compare(logged, own, other)
         texts = RowTexts(step.token_ids(), loaded.tokenizer.decode)
         if world.rank == 0:
-            print_report(origin, found, options.tokens, texts, console)
-            write_report(output, origin, found, texts)
+            print_report(origin, comparison, options.tokens, texts, console)
+            write_report(output, origin, comparison, texts)
             write_tokens(output, texts, own.record, other.record)
             console.print(f"written: {output}", soft_wrap=True)
-        return max((abs(token.run - token.command) for token in found.tokens), default=0.0)
+        return max((abs(token.run - token.command) for token in comparison.tokens), default=0.0)

@@ -93,18 +93,18 @@ class SavedRun:
         Raises:
             ValueError: it differs in another key that changes weights; names the keys.
         """
-        found = changed_keys(self.config, plain({**config, "mode": self.config["mode"]}), unread)
-        if wrong := [change for change in found if not below(change[0], (ALGORITHM,))]:
+        changes = changed_keys(self.config, plain({**config, "mode": self.config["mode"]}), unread)
+        if wrong := [change for change in changes if not below(change[0], (ALGORITHM,))]:
             words = overrides(wrong)
             cure = f". Add: {words}" if words else "; take them out"
             raise ValueError(
                 f"mode=replay: only keys of algorithm may differ from {self.folder}, whose rows and weights the step "
                 f"takes; there, other values are {describe_changes(wrong)}{cure}"
             )
-        for change in found:
+        for change in changes:
             if reason := next((OF_THE_RUN[key] for key in OF_THE_RUN if below(change[0], (key,))), ""):
                 raise ValueError(f"mode=replay: {describe_changes([change])} may not differ from the run: {reason}")
-        return found
+        return changes
 
 
 def check_columns_known(run: Job, command: Job) -> None:

@@ -43,7 +43,7 @@ class ReplayJob(Job):
         self.run = replace(self.run, checkpoint=once, profile=replace(self.run.profile, steps=[]), max_time=None)
 
     def model_context(self, world: World, loaded: Datasets) -> ModelContext:
-        """See `Job.model_context`; with the hooks that record."""
+        """The context of the models, with the hooks that record."""
         return replace(super().model_context(world, loaded), hooks=self.recorder)
 
 
@@ -123,9 +123,8 @@ class Replay:
         world, rows = self._world, self.rows
         places = zip(rows["group"].tolist(), rows["unit"].tolist(), strict=True)
         local = [(*place, world.rank, number) for number, place in enumerate(places)]
-        numbers = {
-            place: row for row, place in enumerate(sorted(place for part in world.gather(local) for place in part))
-        }
+        all_places = sorted(place for rank_places in world.gather(local) for place in rank_places)
+        numbers = {place: row for row, place in enumerate(all_places)}
         rows[ROW] = torch.tensor([numbers[place] for place in local])
         return len(numbers), max(world.gather(rows["response_mask"].shape[1]))
 

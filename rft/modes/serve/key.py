@@ -4,6 +4,7 @@ Without it every user of the machine could call the endpoints of a server, also 
 """
 
 import secrets
+from collections.abc import Iterable
 
 from rich.console import Console
 
@@ -24,9 +25,9 @@ def server_key(token: str | None) -> str:
     return secrets.token_urlsafe(32) if key is None else key
 
 
-def print_key(console: Console, token: str | None, key: str) -> None:
-    """Prints how a run gets a random key; one that the user has set is not printed."""
-    if token is None:
-        said = "with the key of these servers in the variable, which is printed here alone:"
-        console.print(said, highlight=False, soft_wrap=True)
-        console.print(f"    export {RUN_VARIABLE}={key}", highlight=False, markup=False, soft_wrap=True)
+def print_use(console: Console, lines: Iterable[str], token: str | None, key: str) -> None:
+    """Prints how a run uses the servers, and gets a random key; one that the user has set is not printed."""
+    said = "with the key of these servers in the variable, which is printed here alone:"
+    key_lines = (said, f"    export {RUN_VARIABLE}={key}") if token is None else ()
+    for line in (*lines, *key_lines):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)

@@ -18,7 +18,7 @@ from rft.actor.init import meta_model, read_config
 from rft.actor.lora.stored import find_adapter
 from rft.data.encode.tokenizer import pretrained
 from rft.modes.model import find_checkpoint
-from rft.modes.serve.key import RUN_VARIABLE, print_key, server_key
+from rft.modes.serve.key import RUN_VARIABLE, print_use, server_key
 from rft.remote.http_client import PROBE_S, ServerClient
 from rft.remote.server_process import ServerProcess
 from rft.rollout.engine.model_folder import write_model_folder
@@ -46,8 +46,8 @@ def serve_model(parts: Components, console: Console) -> None:
     if shutil.which(python) is None:
         raise ValueError(f"serve.python={python}: there is no such program; give the path of an interpreter")
     output = Path(run.output_dir).resolve()
-    found = find_checkpoint(output, options.checkpoint, "serve.checkpoint")
-    path = parts.actor.options.path if found is None else str(found.resolve())
+    checkpoint = find_checkpoint(output, options.checkpoint, "serve.checkpoint")
+    path = parts.actor.options.path if checkpoint is None else str(checkpoint.resolve())
     tokenizer = parts.tokenizer.build() if path is None or parts.processor is not None else None
     processor = None if tokenizer is None else parts.make_processor(tokenizer)
     media = None if processor is None else processor.facts
@@ -60,12 +60,12 @@ def serve_model(parts: Components, console: Console) -> None:
         write_model_folder(meta_model(model_config), tokenizer, model, media)
     else:
         named = parts.tokenizer.options
-        if found is None and named.get("path") != path:
+        if checkpoint is None and named.get("path") != path:
             raise ValueError(
                 f"actor.tokenizer={named}: mode=serve serves the tokenizer beside the model; save yours in the folder "
                 "that actor.path names, and remove this"
             )
-        model = local_model(path, "serve.checkpoint" if found is not None else "actor.path")
+        model = local_model(path, "serve.checkpoint" if checkpoint is not None else "actor.path")
     load_format = "dummy" if path is None else "auto"
     key = server_key(options.token)
     addresses = [f"{options.host}:{options.port + number}" for number in range(options.count)]
@@ -83,20 +83,17 @@ def serve_model(parts: Components, console: Console) -> None:
             up = [ready or _answers(server_api, address, key, hold=path is None) for address in addresses]
             if not ready and all(up):
                 ready = True
-                what = (
-                    f"serving {path}" if path else "waiting for weights: no request is answered until a run sends them"
-                )
-                console.print(what, highlight=False, soft_wrap=True)
-                console.print(f"addresses: {', '.join(addresses)}; a run samples there with", highlight=False)
-                console.print(
+                waits = "waiting for weights: no request is answered until a run sends them"
+                lines = (
+                    f"serving {path}" if path else waits,
+                    f"addresses: {', '.join(addresses)}; a run samples there with",
                     f"    rollout={server_api.rollout} rollout.engine.servers.count=0 "
                     f"rollout.engine.servers.addresses=[{','.join(addresses)}]"
                     f" rollout.engine.servers.token={options.token or RUN_VARIABLE}",
-                    highlight=False, soft_wrap=True,
-                )  # fmt: skip
-                print_key(console, options.token, key)
+                )
+                print_use(console, lines, options.token, key)
             waited = 0.0 if ready else time.monotonic() - began
-            names = ", ".join(address for address, found in zip(addresses, up, strict=True) if not found)
+            names = ", ".join(address for address, answers in zip(addresses, up, strict=True) if not answers)
             if waited > START_S:
                 raise ValueError(f"mode=serve: {names} did not answer within {START_S:g} s; see {output / 'servers'}")
             if waited > reminder.after_s:

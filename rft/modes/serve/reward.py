@@ -4,14 +4,14 @@ import importlib.util
 import signal
 import socket
 from collections.abc import Mapping
+from contextlib import closing, suppress
 from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
 
-from rft.modes.serve.key import RUN_VARIABLE, print_key, server_key
-from rft.remote.http_limits import ScoringLimits
-from rft.reward.compose import OWN, WeightedSum
+from rft.modes.serve.key import RUN_VARIABLE, print_use, server_key
+from rft.reward.compose import OWN
 from rft.reward.services.protocol import fingerprint
 from rft.reward.thought import OPTIONS, ReadingOptions, split_node
 from rft.setup.components import Components
@@ -33,6 +33,9 @@ def serve_reward(parts: Components, console: Console) -> None:
     for package in ("fastapi", "uvicorn"):
         if importlib.util.find_spec(package) is None:
             raise ValueError(f"mode=serve needs the package {package} for reward terms: pip install 'rft[serve]'")
+    from rft.remote.http_server import make_server
+    from rft.reward.serving.app import make_app
+
     key = server_key(options.token)
     parts.check_dependencies()
     node, reward = parts.config["reward"], parts.reward
@@ -49,37 +52,20 @@ def serve_reward(parts: Components, console: Console) -> None:
     except OSError as error:
         raise ValueError(f"serve.port={options.port}, serve.host={options.host}: {error}; choose another") from error
     address = f"http://{options.host}:{options.port}"
-    said = (
+    lines = (
         f"serving the reward terms {','.join(reward.names)} at {address}",
         "a run uses their sum with",
         f'    "reward/terms=[remote]" reward.accuracy=remote "reward.terms.remote.addresses=[{address}]"'
         f" reward.terms.remote.token={options.token or RUN_VARIABLE}",
     )
-    for line in said:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
-    print_key(console, options.token, key)
-    try:
-        _run(reward, fingerprints(node), options.limits, key, listening)
-    finally:
-        reward.close()
-    console.print("stopped")
-
-
-def _run(
-    reward: WeightedSum, marks: Mapping[str | None, str], limits: ScoringLimits, key: str, listening: socket.socket
-) -> None:
-    """Answers requests until the process gets SIGINT or SIGTERM, which uvicorn raises again once it has ended."""
-    from rft.remote.http_server import make_server
-    from rft.reward.serving.app import make_app
-
-    app = make_app(reward, marks, limits, key)
-    server = make_server(app, limits, timeout_graceful_shutdown=limits.end_s)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a script ignores it
-    try:
+    print_use(console, lines, options.token, key)
+    with closing(reward), suppress(KeyboardInterrupt):  # uvicorn raises SIGINT and SIGTERM again once it has ended
+        app = make_app(reward, fingerprints(node), options.limits, key)
+        server = make_server(app, options.limits, timeout_graceful_shutdown=options.limits.end_s)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a script ignores it
         server.run(sockets=[listening])
-    except KeyboardInterrupt:
-        return
+    console.print("stopped")
 
 
 def check_failed(node: Mapping[str, Any]) -> None:

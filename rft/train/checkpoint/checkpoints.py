@@ -5,11 +5,10 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import torch
@@ -21,14 +20,14 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import record_function
 
 from rft.distributed import World
-from rft.logger.disk import HeldFolder, make_folder, rename, sync
+from rft.logger.disk import HeldFolder, rename, sync
 from rft.train.checkpoint.manifest import damage, describe, files_of, read_manifest, write_manifest
 from rft.train.checkpoint.names import checkpoints_in, delete, make_empty, name_of, remove, set_aside
 from rft.train.checkpoint.options import CheckpointOptions
 from rft.train.checkpoint.saved_state import STATE, STRUCTURE, SavedState, structure_of
 from rft.train.checkpoint.shards import Stager, reason_of, save_tensors
 from rft.train.checkpoint.tree import split
-from rft.train.folder.run_folder import RunFolder
+from rft.train.folder.run_folder import RunFolder, new_folder
 from rft.waits import waiting
 
 CLOSE_S = 60.0  # seconds that an error of the run waits for a checkpoint that is being written
@@ -100,13 +99,11 @@ class Checkpoints:
         self._world.decide(self._clear)
         steps: list[Path] = self._world.decide(lambda: checkpoints_in(self.folder)[::-1])
         problems: dict[Path, str] = {}
-        while len(problems) < len(steps) and (problem := self._damage(steps[len(problems)])) is not None:
-            problems[steps[len(problems)]] = problem
-        if len(problems) < len(steps):
-            names = self._world.decide(lambda: self._set_aside_all(problems, steps[len(problems)]))
-            for (damaged, text), name in zip(problems.items(), names, strict=True):
-                self._warn(f"the checkpoint {damaged} is damaged: {text}; it is renamed to {name}")
-            return SavedState(steps[len(problems)])
+        for folder in steps:
+            if (problem := self._damage(folder)) is None:
+                self._set_aside_all(problems, folder)
+                return SavedState(folder)
+            problems[folder] = problem
         if problems:
             found = "; ".join(f"{folder.name}: {text}" for folder, text in problems.items())
             raise ValueError(
@@ -227,7 +224,7 @@ class Checkpoints:
         reason: str | None = "checkpoint.fallback=null"
         if fallback is not None:
             try:
-                self.folder = self._world.decide(lambda: _new_folder(Path(fallback).expanduser(), self.run.name))
+                self.folder = self._world.decide(lambda: new_folder(Path(fallback).expanduser(), self.run.name))
                 self._warn = lambda text: None  # the message of the end has it
                 save()
                 reason = None if self.wait() else f"checkpoint.fallback={fallback}: {self._problem}"
@@ -350,12 +347,17 @@ class Checkpoints:
         for path in self.folder.glob(".*"):
             delete(path)
 
-    def _set_aside_all(self, damaged: Iterable[Path], chosen: Path) -> list[str]:
-        """Renames damaged checkpoints, links to the chosen one, prunes, and returns the new names."""
-        names = [set_aside(folder) for folder in damaged]
-        self._link(chosen)
-        self._prune()
-        return names
+    def _set_aside_all(self, problems: Mapping[Path, str], chosen: Path) -> None:
+        """Renames damaged checkpoints with a warning, links to the chosen one, and prunes. A collective."""
+
+        def rename_all() -> list[str]:
+            names = [set_aside(folder) for folder in problems]
+            self._link(chosen)
+            self._prune()
+            return names
+
+        for (folder, problem), name in zip(problems.items(), self._world.decide(rename_all), strict=True):
+            self._warn(f"the checkpoint {folder} is damaged: {problem}; it is renamed to {name}")
 
     def _link(self, folder: Path) -> None:
         link, latest = self.folder / f".{LATEST}.partial", self.folder / LATEST
@@ -377,8 +379,3 @@ class Checkpoints:
         kept = self._options.kept(facts, self._watched)
         for path in facts.keys() - kept:
             remove(path)
-
-
-def _new_folder(parent: Path, name: str) -> Path:
-    make_folder(parent)
-    return Path(mkdtemp(prefix=f"{name}-", dir=parent))

@@ -116,17 +116,18 @@ def overrides(changes: list[Difference]) -> str:
 
 
 def _differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[Difference]:
-    old, new = dict(_leaves(saved, "")), dict(_leaves(current, ""))
+    old, new = dict(leaves(saved)), dict(leaves(current))
     pairs = [(key, old.get(key, ABSENT), new.get(key, ABSENT)) for key in {**old, **new}]
     changed = [(key, one, other) for key, one, other in pairs if one != other]
     above = {key.rpartition(".")[0] for key, _, _ in changed}
     return [change for change in changed if change[0] not in above]  # a null that has keys on the other side
 
 
-def _leaves(node: Any, key: str) -> Iterator[tuple[str, Any]]:
+def leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Keys and values of a tree of mappings; an empty mapping is a value."""
     if isinstance(node, Mapping) and node:
         for name, value in node.items():
-            yield from _leaves(value, f"{key}.{name}".lstrip("."))
+            yield from leaves(value, f"{key}.{name}".lstrip("."))
     else:
         yield key, node
 

@@ -133,7 +133,7 @@ def finished_run(command: RunCommand) -> tuple[Path, dict[str, float]] | None:
 @contextmanager
 def scratch(world: World, output_dir: str, mode: str) -> Iterator[Path]:
     """A temporary folder beside the run folder, on the same file system, removed after the block. A collective."""
-    folder: Path = world.decide(lambda: _beside(Path(output_dir).parent, mode))
+    folder: Path = world.decide(lambda: new_folder(Path(output_dir).parent, mode))
     try:
         yield folder
     finally:
@@ -141,9 +141,10 @@ def scratch(world: World, output_dir: str, mode: str) -> Iterator[Path]:
             shutil.rmtree(folder)
 
 
-def _beside(parent: Path, mode: str) -> Path:
-    parent.mkdir(parents=True, exist_ok=True)
-    return Path(mkdtemp(prefix=f"{mode}-", dir=parent))
+def new_folder(parent: Path, name: str) -> Path:
+    """Makes a folder of a new name, which begins with this one."""
+    make_folder(parent)
+    return Path(mkdtemp(prefix=f"{name}-", dir=parent))
 
 
 def _taken(folder: Path) -> bool:

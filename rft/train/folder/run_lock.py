@@ -5,7 +5,6 @@ import json
 import os
 import socket
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TextIO
 
 from rft.logger.disk import naming_file
@@ -60,9 +59,7 @@ class RunLock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
