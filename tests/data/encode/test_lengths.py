@@ -20,8 +20,8 @@ from rft.distributed import SINGLE_PROCESS
 from rft.setup.assembly import Job
 from rft.setup.datasets import fit_texts
 from tests.data import chat_texts as chats
-from tests.data.test_fingerprint_cache import Counting
 from tests.data.encode.test_masks import CALLING, THINKING, TWO, tokenizer, user
+from tests.data.test_fingerprint_cache import Counting
 
 ENCODER = Encoder(characters(alphabet="0123456789="), "none", None, None, "response")
 ROWS = [{"prompt": "1" * length} for length in (3, 9, 1, 5, 5)]
