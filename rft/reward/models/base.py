@@ -65,7 +65,7 @@ class ModelTerm(Term):
     Args:
         key: supplied; the term's place in the yaml.
         options: an object of `Options`.
-        tools: as in `Encoder`.
+        tools: how a prompt is rendered, as in `Encoder`.
 
     Attributes:
         Options: the class of the options.
@@ -270,7 +270,11 @@ class ModelTerm(Term):
 
 @dataclass(frozen=True)
 class ClassifierOptions(ModelTermOptions):
-    """The options of a classifier; `tools` is that of `Encoder`."""
+    """The options of a classifier.
+
+    Attributes:
+        tools: how a prompt is rendered, as in `Encoder`.
+    """
 
     tools: str | None
 

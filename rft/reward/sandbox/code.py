@@ -140,7 +140,11 @@ class ProgramTests(RowTerm):
 
 @dataclass(frozen=True)
 class CodeOptions(ProgramOptions):
-    """The options of `CodeTests`; `sandbox` says how programs are isolated."""
+    """The options of `CodeTests`.
+
+    Attributes:
+        sandbox: how programs are isolated.
+    """
 
     sandbox: SandboxOptions
 

@@ -163,13 +163,13 @@ class Sandbox:
         ours.settimeout(GRACE_S)  # of what it sends now, and of each program that it takes later
         try:
             with waiting(f"{self._key}: the run waits for the fork server of the sandbox"):
-                probed = json.loads(ours.recv(CHUNK)[HEAD:])
+                probe = json.loads(ours.recv(CHUNK)[HEAD:])
         except (OSError, ValueError) as error:
             self._end()
             raise SandboxFailed(
                 f"the fork server of the sandbox did not start ({error!r}); see its traceback"
             ) from error
-        lacking = {layer: str(problem[1]) for layer in self._layers if (problem := probed[layer]) is not None}
+        lacking: dict[str, str] = {layer: problem[1] for layer in self._layers if (problem := probe[layer]) is not None}
         lacking |= {layer: "switched off" for layer in LAYERS if layer not in self._layers}
         for layer in LAYERS:
             if layer in lacking and (layer == "namespaces" or layer in self.options.require):

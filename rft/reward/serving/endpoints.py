@@ -18,7 +18,7 @@ from rft.batch.scores import Scores, number_or_none
 from rft.reward.compose import WeightedSum
 
 Entry = TypeVar("Entry")
-TITLES = {dict: "an object", str: "a text"}
+TITLES: dict[type, str] = {dict: "an object", str: "a text"}
 
 
 class Unanswerable(ValueError):
