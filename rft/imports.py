@@ -89,11 +89,13 @@ def _load_file(file: Path) -> Any:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module  # before it runs: a dataclass looks its module up
+        complete = False
         try:
             spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
+            complete = True
+        finally:
+            if not complete:
+                del sys.modules[name]
     return sys.modules[name]
 
 

@@ -312,26 +312,25 @@ def test_a_recipe_adds_options_under_names_that_the_package_has_not(say, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("folder", "name"),
+    ("folder", "name", "chosen"),
     [
-        (CONFIG, "algorithm/loss/gspo.yaml"),
-        (CONFIG, "data/_base.yaml"),
-        (CONFIG, "main.yaml"),
-        (HYDRA_FOLDER, "hydra/output/default.yaml"),
+        (CONFIG, "algorithm/loss/gspo.yaml", ["algorithm/loss=gspo", "-m"]),
+        (CONFIG, "data/_base.yaml", ["--help"]),
+        (CONFIG, "main.yaml", ["-cn", "main"]),
+        (HYDRA_FOLDER, "hydra/output/default.yaml", []),
     ],
 )
-def test_a_file_of_a_recipe_that_hydra_would_not_read_is_refused(folder, name, say, tmp_path):
+def test_a_file_of_a_recipe_that_hydra_would_not_read_is_refused(folder, name, chosen, say, tmp_path):
     """Hydra reads the file of the first folder of its search path, even if the recipe's cannot be read."""
     file = tmp_path / "recipe" / name
     file.parent.mkdir(parents=True)
     file.write_text("name: [")
-    for chosen in ([], ["--help"], ["algorithm/loss=gspo", "-m"], ["-cn", "main"]):
-        code, out, error = say("-cd", "recipe", *chosen)
-        assert (code, out) == (1, "")
-        assert error == (
-            f"error: recipe/{name}: Hydra would read {folder / name} in its place, which has the same name; rename "
-            "your file\n"
-        )
+    code, out, error = say("-cd", "recipe", *chosen)
+    assert (code, out) == (1, "")
+    assert error == (
+        f"error: recipe/{name}: Hydra would read {folder / name} in its place, which has the same name; rename your "
+        "file\n"
+    )
 
 
 def test_a_folder_that_takes_the_place_of_the_package_has_names_of_its_own(say, tmp_path):

@@ -40,6 +40,11 @@ class MediaFile:
         """The first part of the type."""
         return self.mime.partition("/")[0]
 
+    @property
+    def plays(self) -> bool:
+        """Whether it has a duration, unlike a picture."""
+        return self.kind != "image"
+
     def wrapped(self, package: ModuleType) -> Any:
         """The file as an object of a tracking package with the classes `Image`, `Audio` and `Video`."""
         return vars(package)[self.kind.title()](str(self.path))

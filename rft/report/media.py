@@ -68,7 +68,7 @@ class PageMedia:
         else:
             self._drawn.add(file.path)
             source = f'id="{name}" src="data:{file.mime};base64,{base64.b64encode(file.path.read_bytes()).decode()}"'
-        if file.kind != "image":
+        if file.plays:
             return f'<{file.kind} class="medium" controls preload="metadata" {source}></{file.kind}>'
         style = " tiny" if _is_tiny(file.path) else ""
         return f'<img class="medium{style}" alt="{name}" {source}>'

@@ -16,8 +16,8 @@ def test_files_are_found_in_their_order() -> None:
     run = Path("/run")
     line = {"prompt": [{"role": "user", "content": [part("image", "../media/1b.png"), part("audio", "media/2b.mp3")]}]}
     picture, sound = media_files(line, run)
-    assert picture == MediaFile(run / "media/1b.png", "image/png") and picture.kind == "image"
-    assert sound == MediaFile(run / "media/2b.mp3", "audio/mpeg") and sound.kind == "audio"
+    assert picture == MediaFile(run / "media/1b.png", "image/png") and not picture.plays
+    assert sound == MediaFile(run / "media/2b.mp3", "audio/mpeg") and sound.plays and sound.kind == "audio"
 
 
 @pytest.mark.parametrize(

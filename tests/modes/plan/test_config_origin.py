@@ -16,7 +16,7 @@ def ask(tmp_path, monkeypatch):
     def found(name, *overrides):
         places = create_config_search_path(f"file://{CONFIG}")
         places.prepend("command-line", f"file://{tmp_path}", anchor="schema")
-        return {origin.key: origin for origin in origins(ConfigLoaderImpl(places), name, overrides, "main")}
+        return {origin.key: origin for origin in origins(ConfigLoaderImpl(places), name, overrides)}
 
     return found
 
