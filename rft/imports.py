@@ -42,6 +42,16 @@ def import_part(module: str, name: str, where: str) -> Any:
         raise ValueError(f"{where}: {module} is not in this package; install all of it, or choose another") from error
 
 
+def require_package(name: str, message: str) -> None:
+    """Refuses a run that needs a package which is not installed; the package is not imported.
+
+    Raises:
+        ValueError: with this message, which says how to install it.
+    """
+    if importlib.util.find_spec(name) is None:
+        raise ValueError(message)
+
+
 def import_named(place: str, name: str, where: str, noun: str) -> Callable[..., Any]:
     """A function or a class of a module or a file of the user's.
 

@@ -35,7 +35,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "calls": {
         "rft.errors: except Exception": "a report, a logger or an engine that is closed may raise anything",
         "rft.imports: except Exception": "a file of the user's may raise anything; the error names the key",
-        "rft.rollout.environment.calls: except (Exception, SystemExit)": "a tool of the user's may raise anything",
+        "rft.rollout.environment.instance: except (Exception, SystemExit)": "a tool of the user's may raise anything",
         "rft.rollout.environment.hosted: except (Exception, SystemExit)": "a tool may raise anything",
         "rft.reward.rules.math_check.formula: except Exception": "math-verify raises Exception itself, sympy anything",
         "rft.modes.model: except BaseException": "an interrupt too stops the engine's requests; it is raised again",

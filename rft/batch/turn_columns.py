@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Record = Mapping[str, Any]  # as `rft.rollout.environment.record.episode_record` returns it
+Record = Mapping[str, Any]  # the fields of `rft.rollout.environment.record.EpisodeRecord`
 
 
 def _state_hashes(record: Record) -> list[int]:

@@ -13,7 +13,7 @@ from rft.batch.scores import number_or_none
 from rft.data.encode.encoder import Encoder
 from rft.data.rows.lazy import Rows
 from rft.distributed import World
-from rft.evaluation.estimators import with_error
+from rft.evaluation.estimators import mean_and_error
 from rft.reward.route import SOURCE
 from rft.sanitize import OTHER, Names
 
@@ -38,29 +38,21 @@ class EvaluationContext:
     encoder: Encoder
     sets: dict[str, Rows]
 
-    def share(self, rows: Rows) -> list[int]:
-        """The indices of the rows that this rank evaluates."""
-        return share(self.world, rows)
-
-    def collect(self, found: dict[int, Any], count: int) -> list[Any]:
-        """The results of all rows in order, on every rank.
-
-        Args:
-            found: the results of this rank, by the index of their row.
-            count: rows of the set.
-        """
-        return collect(self.world, found, count)
-
 
 def share(world: World, rows: Rows) -> list[int]:
-    """See `EvaluationContext.share`."""
+    """The indices of the rows that this rank evaluates."""
     return list(range(world.rank, len(rows), world.size))
 
 
-def collect(world: World, found: dict[int, Any], count: int) -> list[Any]:
-    """See `EvaluationContext.collect`."""
-    everything = {index: result for results in world.gather(found) for index, result in results.items()}
-    return [everything[index] for index in range(count)]
+def collect(world: World, local: dict[int, Any], count: int) -> list[Any]:
+    """The results of all rows in order, on every rank.
+
+    Args:
+        local: the results of this rank, by the index of their row.
+        count: rows of the set.
+    """
+    results = {index: result for part in world.gather(local) for index, result in part.items()}
+    return [results[index] for index in range(count)]
 
 
 @dataclass
@@ -90,10 +82,10 @@ class SetResult(ABC):
         sources = [names.spell(str(row.get(SOURCE, OTHER))) or OTHER for row in self.rows]
         several = sorted(set(sources)) if len(set(sources)) > 1 else []
         whole = self.values(range(len(sources)))
-        found = {"": {name: values for name, values in whole.items() if name.rpartition("/")[0] not in several}}
+        values = {"": {name: numbers for name, numbers in whole.items() if name.rpartition("/")[0] not in several}}
         for source in several:
-            found[source] = self.values([index for index, other in enumerate(sources) if other == source])
-        return found
+            values[source] = self.values([index for index, other in enumerate(sources) if other == source])
+        return values
 
 
 class Evaluator(ABC):
@@ -130,7 +122,7 @@ class RowEvaluator(Evaluator):
         """The result of every set by its name, the same on every rank. A collective; `progress` as in `run`."""
 
     def run(self, progress: Progress) -> tuple[dict[str, float], Texts]:
-        """See `Evaluator.run`; the metrics are those of `summary`."""
+        """The metrics are those of `summary`; a collective, as of `Evaluator`."""
         results = self.evaluate(progress)
         return summary(results), {name: result.texts() for name, result in results.items()}
 
@@ -145,9 +137,9 @@ def summary(results: Mapping[str, SetResult]) -> dict[str, float]:
         for source, by_metric in result.by_source().items():
             prefix = f"eval/{name}/{source}/" if source else f"eval/{name}/"
             for metric, values in by_metric.items():
-                both = with_error(f"{prefix}{metric}", values)
-                plain = metric in ("length", UNSCORED)
-                metrics |= {f"{prefix}{metric}": both[f"{prefix}{metric}"]} if plain else both
+                metrics[f"{prefix}{metric}"], error = mean_and_error(values)
+                if metric not in ("length", UNSCORED):
+                    metrics[f"{prefix}{metric}_stderr"] = error
     return metrics
 
 

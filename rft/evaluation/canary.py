@@ -1,6 +1,5 @@
 """Canary tasks: no honest response solves them, so a policy that solves one exploits a mistake of the reward."""
 
-import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +11,10 @@ from rft.data.rows.lazy import Rows
 from rft.distributed import World
 from rft.evaluation.base import Progress, collect, share, term_scores
 from rft.logger.history import CANARY
+from rft.metrics import Metrics
 from rft.reward.compose import CanaryOptions, WeightedSum
-from rft.rollout.engine.base import Request, row_seed
+from rft.rollout.answerer import RowRequests, SingleTurn
+from rft.rollout.engine.base import row_seed
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import Sampler
 
@@ -35,10 +36,11 @@ class CanaryResult:
     texts: list[dict[str, Any]]
 
 
+@dataclass(frozen=True)
 class CanaryProbe:
     """Samples responses to canary tasks as training samples, and scores them. They are in no batch and train nothing.
 
-    Args:
+    Attributes:
         world: the processes of the run; each answers its share of the tasks.
         encoder: makes token ids of rows.
         sampler: holds the weights of the policy.
@@ -49,26 +51,14 @@ class CanaryProbe:
         seed: of the run.
     """
 
-    def __init__(
-        self,
-        *,
-        world: World,
-        encoder: Encoder,
-        sampler: Sampler,
-        reward: WeightedSum,
-        rows: Rows,
-        options: CanaryOptions,
-        sampling: Sampling,
-        seed: int,
-    ) -> None:
-        self.options = options
-        self._world = world
-        self._encoder = encoder
-        self._sampler = sampler
-        self._reward = reward
-        self._rows = rows
-        self._sampling = sampling
-        self._seed = seed
+    world: World
+    encoder: Encoder
+    sampler: Sampler
+    reward: WeightedSum
+    rows: Rows
+    options: CanaryOptions
+    sampling: Sampling
+    seed: int
 
     def due(self, step: int) -> bool:
         """Whether the responses are sampled after this step."""
@@ -81,36 +71,31 @@ class CanaryProbe:
             step: decides the seeds of the samples.
             progress: see `Evaluator.run`.
         """
-        indices, samples = share(self._world, self._rows), self.options.samples
-        rows, seed = [self._rows[index] for index in indices], row_seed(self._seed, step, samples)
-        requests = [
-            Request(prompt, [row_seed(seed, index, sample) for sample in range(samples)])
-            for prompt, index in zip(self._encoder.prompts(rows), indices, strict=True)
-        ]
-        done, thoughts = itertools.count(1), self._encoder.thoughts
-        with progress("canary tasks", len(self._rows) * samples) as show:
-            completions = self._sampler.generate(requests, self._sampling, lambda *_: show(next(done)))
-        texts = [completion.text for group in completions for completion in group]
-        fields = [row | thoughts.entry(request.prompt) for row, request in zip(rows, requests, strict=True)]
-        answered = [row for row in fields for _ in range(samples)]
-        scores = self._reward.score(texts, answered)
-        right = scores.accuracies(self._reward.accuracy_terms(answered)).clamp(0, 1).tolist()
-        asked = [with_data_urls(row)["prompt"] for row in rows]
+        indices, samples = share(self.world, self.rows), self.options.samples
+        rows, seed = [self.rows[index] for index in indices], row_seed(self.seed, step, samples)
+        seeds = [[row_seed(seed, index, sample) for sample in range(samples)] for index in indices]
+        asked, answerer = RowRequests(rows, seeds, self.sampling), SingleTurn(self.encoder, self.sampler)
+        with progress("canary tasks", len(self.rows) * samples) as show:
+            groups, scores = answerer.answer_and_score(asked, self.reward.begin(), Metrics(), show)
+        answers = [answer for group in groups for answer in group]
+        terms = self.reward.accuracy_terms([answer.fields for answer in answers])
+        right = scores.accuracies(terms).clamp(0, 1).tolist()
+        prompts = [with_data_urls(row)["prompt"] for row in rows]
         records = [
             {
-                "prompt": asked[number // samples],
-                "response": text,
+                "prompt": prompts[number // samples],
+                "response": answer.text,
                 "score": number_or_none(float(scores.total[number])),
+                "accuracy": number_or_none(right[number]),
             }
-            | {"accuracy": number_or_none(right[number])}
             | term_scores({name: float(values[number]) for name, values in scores.terms.items()})
-            for number, text in enumerate(texts)
+            for number, answer in enumerate(answers)
         ]
-        groups = {index: records[place * samples : (place + 1) * samples] for place, index in enumerate(indices)}
-        found = [record for group in collect(self._world, groups, len(self._rows)) for record in group]
-        found.sort(key=lambda record: math.inf if record["accuracy"] is None else -record["accuracy"])
-        mean = mean_of_scored(math.nan if record["accuracy"] is None else record["accuracy"] for record in found)
-        return CanaryResult(number_or_none(mean), found)
+        local = {index: records[place * samples : (place + 1) * samples] for place, index in enumerate(indices)}
+        texts = [record for group in collect(self.world, local, len(self.rows)) for record in group]
+        texts.sort(key=lambda record: math.inf if record["accuracy"] is None else -record["accuracy"])
+        mean = mean_of_scored(math.nan if record["accuracy"] is None else record["accuracy"] for record in texts)
+        return CanaryResult(number_or_none(mean), texts)
 
     def problem(self, result: CanaryResult) -> str:
         """Why a run stops whose canary tasks are rewarded, with some of the texts; empty if it does not stop."""

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 Z = 1.959963984540054  # two-sided 95 % of the normal distribution
 
 
-def with_error(name: str, values: Sequence[float]) -> dict[str, float]:
-    """The mean of the values and, as `<name>_stderr`, its standard error over prompts."""
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """The mean of the values, and its standard error over prompts."""
     mean = sum(values) / len(values)
     spread = sum((value - mean) ** 2 for value in values) / max(1, len(values) - 1)
-    return {name: mean, f"{name}_stderr": math.sqrt(spread / len(values))}
+    return mean, math.sqrt(spread / len(values))
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -20,8 +20,8 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     For values that are all 0 or 1 it is Wilson's interval (1927), which holds for few prompts and near 0 and 1. For
     others it is the normal interval, clipped to [0, 1] if all values lie in it.
     """
-    n, found = len(values), with_error("mean", values)
-    mean, error = found["mean"], found["mean_stderr"]
+    n = len(values)
+    mean, error = mean_and_error(values)
     if set(values) <= {0.0, 1.0}:
         weight = Z * Z / n
         middle = (mean + weight / 2) / (1 + weight)

@@ -1,21 +1,19 @@
 """Held-out prompts that the model answers: greedy accuracy, mean of n samples, unbiased pass@k and maj@k."""
 
-import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from rft.batch.row_fields import EPISODE, EPISODE_FIELD, PROMPT_OPENS, UNSCORED
 from rft.batch.scores import ACCURACY, Scores, mean_of_scored, number_or_none
-from rft.batch.trajectory import Trajectory
 from rft.data.rows.lazy import Rows
 from rft.distributed import World
-from rft.evaluation.base import EvaluationContext, Progress, RowEvaluator, SetResult, term_scores
+from rft.evaluation.base import EvaluationContext, Progress, RowEvaluator, SetResult, collect, share, term_scores
 from rft.evaluation.estimators import maj_at_k, pass_at_k
+from rft.metrics import Metrics
 from rft.reward.compose import WeightedSum
-from rft.rollout.answerer import Answerer
-from rft.rollout.answers import failure_of
+from rft.rollout.answerer import Answerer, RowRequests
 from rft.rollout.engine.base import row_seed
 from rft.rollout.engine.sampling import Sampling
 from rft.sanitize import warn_once
@@ -51,36 +49,25 @@ class PromptAnswers:
 
 
 @dataclass
-class Answered:
-    """The answers to a held-out set, prompt by prompt.
+class GenerationResult(SetResult):
+    """The answers to a held-out set, prompt by prompt, with their metrics.
 
     Attributes:
-        rows: of the set.
         greedy: one answer each; empty if only sampled answers are known.
         samples: the sampled answers, as many of each prompt; empty if there are none.
+        metrics: the value of each metric for every prompt; see `with_metrics`.
     """
 
-    rows: Rows
     greedy: list[PromptAnswers]
     samples: list[PromptAnswers]
-
-
-@dataclass
-class GenerationResult(SetResult, Answered):
-    """The answers to a held-out set with their metrics.
-
-    Attributes:
-        metrics: the value of each metric for every prompt.
-    """
-
-    metrics: dict[str, list[float]]
+    metrics: dict[str, list[float]] = field(default_factory=dict)
 
     def values(self, indices: Sequence[int]) -> dict[str, list[float]]:
-        found = {
-            name: [value for index in indices if not math.isnan(value := values[index])]
-            for name, values in self.metrics.items()
+        values = {
+            name: [number for index in indices if not math.isnan(number := numbers[index])]
+            for name, numbers in self.metrics.items()
         }
-        return {name: values for name, values in found.items() if values}
+        return {name: numbers for name, numbers in values.items() if numbers}
 
     def texts(self) -> list[dict[str, Any]]:
         """The greedy answers; none if only sampled ones are known."""
@@ -114,10 +101,11 @@ class GenerationOptions:
     seed: int
 
 
+@dataclass(frozen=True)
 class GenerationEvaluator(RowEvaluator):
     """Answers held-out prompts and scores the answers.
 
-    Args:
+    Attributes:
         context: see `EvaluationContext`.
         answerer: answers the prompts with the weights that are evaluated.
         reward: scores the answers; its term `accuracy` says which are right, see `prompt_metrics`.
@@ -125,50 +113,37 @@ class GenerationEvaluator(RowEvaluator):
     """
 
     samples: ClassVar[bool] = True
-
-    def __init__(
-        self, context: EvaluationContext, answerer: Answerer, reward: WeightedSum, options: GenerationOptions
-    ) -> None:
-        self._context = context
-        self._answerer = answerer
-        self._reward = reward
-        self._options = options
+    context: EvaluationContext
+    answerer: Answerer
+    reward: WeightedSum
+    options: GenerationOptions
 
     def evaluate(self, progress: Progress) -> dict[str, GenerationResult]:
-        options, answered = self._options, {}
-        for name, rows in self._context.sets.items():
+        options, results = self.options, {}
+        for name, rows in self.context.sets.items():
             with progress(f"evaluate {name}", len(rows)) as show:
                 greedy = self._answer(rows, options.greedy, 1, show)
             samples = []
             if options.samples:
                 with progress(f"sample {name}", len(rows) * options.samples) as show:
                     samples = self._answer(rows, options.sampling, options.samples, show)
-            answered[name] = Answered(rows, greedy, samples)
-        return results_of(answered, self._reward.accuracy, options.pass_k, options.maj_k, self._context.world)
+            results[name] = GenerationResult(rows, greedy, samples)
+        return with_metrics(results, self.reward.accuracy, options.pass_k, options.maj_k, self.context.world)
 
     def _answer(
         self, rows: Rows, sampling: Sampling, samples: int, progress: Callable[[int], None]
     ) -> list[PromptAnswers]:
         """Answers of all rows in order, on every rank; each rank answers its share."""
-        indices = self._context.share(rows)
+        indices = share(self.context.world, rows)
         asked = [rows[index] for index in indices]
-        seeds = [[row_seed(self._options.seed, index, sample) for sample in range(samples)] for index in indices]
-        done = itertools.count(1)
-        with self._reward.begin() as scoring:
-
-            def announce(number: int, sample: int, trajectory: Trajectory) -> None:
-                scoring.add(number * samples + sample, trajectory.text, trajectory.fields)
-                progress(next(done))
-
-            groups = self._answerer.answer(asked, seeds, sampling, announce)
-            found = [trajectory for group in groups for trajectory in group]
-            answered = [trajectory.fields for trajectory in found]
-            scores = scoring.finish([trajectory.text for trajectory in found], answered)
-        scores = scores.drop_failed([failure_of(trajectory) for trajectory in found])
+        seeds = [[row_seed(self.options.seed, index, sample) for sample in range(samples)] for index in indices]
+        requests = RowRequests(asked, seeds, sampling)
+        groups, scores = self.answerer.answer_and_score(requests, self.reward.begin(), Metrics(), progress)
+        answered = [trajectory.fields for group in groups for trajectory in group]
         texts = [[trajectory.text for trajectory in group] for group in groups]
         tokens = [[trajectory.sampled_tokens for trajectory in group] for group in groups]
-        answers = split_answers(self._reward, answered, texts, tokens, scores)
-        return self._context.collect(dict(zip(indices, answers, strict=True)), len(rows))
+        answers = split_answers(self.reward, answered, texts, tokens, scores)
+        return collect(self.context.world, dict(zip(indices, answers, strict=True)), len(rows))
 
 
 def split_answers(
@@ -187,10 +162,10 @@ def split_answers(
     """
     flat, names = [text for group in texts for text in group], reward.accuracy_terms(answered)
     extracted, right, values = reward.extract(flat, answered), scores.accuracies(names), scores.values(names)
-    found, start = [], 0
+    answers, start = [], 0
     for group, counts in zip(texts, tokens, strict=True):
         part = slice(start, start + len(group))
-        found.append(
+        answers.append(
             PromptAnswers(
                 texts=group,
                 tokens=counts,
@@ -204,19 +179,19 @@ def split_answers(
             )
         )
         start = part.stop
-    return found
+    return answers
 
 
-def results_of(
-    answered: Mapping[str, Answered], accuracy: str, pass_k: list[int], maj_k: list[int], world: World
+def with_metrics(
+    results: dict[str, GenerationResult], accuracy: str, pass_k: list[int], maj_k: list[int], world: World
 ) -> dict[str, GenerationResult]:
-    """The results of all sets by their names. Rank 0 logs once that values of the accuracy are no accuracies.
+    """Adds the metrics to the results. Rank 0 logs once that values of the accuracy are no accuracies.
 
     Args:
-        answered: the answers by the name of the set, the same on every rank.
+        results: of all sets by their names, the same on every rank.
         accuracy, pass_k, maj_k: see `prompt_metrics`.
     """
-    prompts = [prompt for one in answered.values() for prompt in (*one.greedy, *one.samples)]
+    prompts = [prompt for result in results.values() for prompt in (*result.greedy, *result.samples)]
     outside = any(value < 0 or value > 1 for prompt in prompts for value in prompt.right)
     if outside and world.rank == 0:
         warn_once(
@@ -224,27 +199,28 @@ def results_of(
             "eval/<set>/score, the mean of these values; for an accuracy return {score, acc} from the function or name "
             "another term"
         )
-    return {
-        name: GenerationResult(
-            one.rows, one.greedy, one.samples, prompt_metrics(one, accuracy, not outside, pass_k, maj_k)
-        )
-        for name, one in answered.items()
-    }
+    for result in results.values():
+        result.metrics = prompt_metrics(result.greedy, result.samples, accuracy, not outside, pass_k, maj_k)
+    return results
 
 
 def prompt_metrics(
-    answered: Answered, accuracy: str, is_accuracy: bool, pass_k: list[int], maj_k: list[int]
+    greedy: list[PromptAnswers],
+    samples: list[PromptAnswers],
+    accuracy: str,
+    is_accuracy: bool,
+    pass_k: list[int],
+    maj_k: list[int],
 ) -> dict[str, list[float]]:
     """The value of each metric for every prompt.
 
     Args:
-        answered: the answers.
+        greedy, samples: see `GenerationResult`.
         accuracy: the term of the reward that says which answers are right.
         is_accuracy: every accuracy is from 0 to 1; otherwise the mean is called `score`.
         pass_k, maj_k: see `GenerationOptions`.
     """
     metrics: dict[str, list[float]] = {}
-    greedy, samples = answered.greedy, answered.samples
     if greedy:
         right, scores = ([getattr(answers, part)[0] for answers in greedy] for part in ("right", "scores"))
         if is_accuracy:

@@ -7,7 +7,7 @@ from rft.batch.row_fields import PROMPT_OPENS
 from rft.data.rows.lazy import Rows
 from rft.distributed import World
 from rft.evaluation.base import Progress, RowEvaluator, collect, share
-from rft.evaluation.generation import Answered, GenerationResult, PromptAnswers, results_of, split_answers
+from rft.evaluation.generation import GenerationResult, PromptAnswers, split_answers, with_metrics
 from rft.reward.compose import WeightedSum
 
 
@@ -30,10 +30,11 @@ class GivenAnswers:
     samples_open: list[str | None] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
 class GivenEvaluator(RowEvaluator):
     """Scores given responses; its metrics are those of `GenerationEvaluator` on the same responses.
 
-    Args:
+    Attributes:
         world: the processes of the run; each scores its share of the rows.
         sets: the held-out rows, by the name of their set.
         answers: the responses to the rows of each set, in their order; all have a `response` or none has, and all have
@@ -42,26 +43,17 @@ class GivenEvaluator(RowEvaluator):
         pass_k, maj_k: see `GenerationOptions`.
     """
 
-    def __init__(
-        self,
-        world: World,
-        sets: Mapping[str, Rows],
-        answers: Mapping[str, Sequence[GivenAnswers]],
-        reward: WeightedSum,
-        pass_k: list[int],
-        maj_k: list[int],
-    ) -> None:
-        self._world = world
-        self._sets = sets
-        self._answers = answers
-        self._reward = reward
-        self._ks = pass_k, maj_k
+    world: World
+    sets: Mapping[str, Rows]
+    answers: Mapping[str, Sequence[GivenAnswers]]
+    reward: WeightedSum
+    pass_k: list[int]
+    maj_k: list[int]
 
     def evaluate(self, progress: Progress) -> dict[str, GenerationResult]:
-        """See `RowEvaluator.evaluate`."""
-        answered = {}
-        for name, rows in self._sets.items():
-            given, greedy, samples = self._answers[name], list[PromptAnswers](), list[PromptAnswers]()
+        results = {}
+        for name, rows in self.sets.items():
+            given, greedy, samples = self.answers[name], list[PromptAnswers](), list[PromptAnswers]()
             with progress(f"score {name}", len(rows)) as show:
                 if given[0].response is not None:
                     single = [[] if one.response is None else [one.response] for one in given]
@@ -71,8 +63,8 @@ class GivenEvaluator(RowEvaluator):
                     opens = [one.samples_open for one in given]
                     samples = self._score(rows, [one.samples for one in given], [[] for _ in given], opens)
                 show(len(rows))
-            answered[name] = Answered(rows, greedy, samples)
-        return results_of(answered, self._reward.accuracy, *self._ks, self._world)
+            results[name] = GenerationResult(rows, greedy, samples)
+        return with_metrics(results, self.reward.accuracy, self.pass_k, self.maj_k, self.world)
 
     def _score(
         self,
@@ -82,13 +74,13 @@ class GivenEvaluator(RowEvaluator):
         opens: Sequence[list[str | None]],
     ) -> list[PromptAnswers]:
         """Scored answers of all rows in order, on every rank; each rank scores its share."""
-        indices = share(self._world, rows)
-        own = [texts[index] for index in indices]
+        indices = share(self.world, rows)
+        local = [texts[index] for index in indices]
         answered = [
             rows[index] | ({} if mark is None else {PROMPT_OPENS: mark})
             for index in indices
             for _, mark in zip(texts[index], opens[index] or [None] * len(texts[index]), strict=True)
         ]
-        scores = self._reward.score([text for group in own for text in group], answered)
-        answers = split_answers(self._reward, answered, own, [tokens[index] for index in indices], scores)
-        return collect(self._world, dict(zip(indices, answers, strict=True)), len(rows))
+        scores = self.reward.score([text for group in local for text in group], answered)
+        answers = split_answers(self.reward, answered, local, [tokens[index] for index in indices], scores)
+        return collect(self.world, dict(zip(indices, answers, strict=True)), len(rows))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,10 +24,11 @@ from rft.metrics import Metrics
 LOSS, PERPLEXITY = "loss", "perplexity"
 
 
+@dataclass(eq=False)
 class LossEvaluator(Evaluator):
     """Computes the loss of held-out sets. A whole set is one mini-batch, so its denominators count the whole set.
 
-    Args:
+    Attributes:
         context: see `EvaluationContext`. Its rows have the fields that the source reads.
         algorithm: its loss and its terms are evaluated.
         source: the source of the training batches, which makes the held-out batches, too.
@@ -34,43 +36,35 @@ class LossEvaluator(Evaluator):
         seed: of the run.
     """
 
-    def __init__(
-        self,
-        context: EvaluationContext,
-        algorithm: Algorithm,
-        source: GivenTexts,
-        models: Mapping[str, ColumnModel],
-        seed: int,
-    ) -> None:
-        self._context = context
-        self._algorithm = algorithm
-        self._source = source
-        self._models = models
-        self._seed = seed
-        self._made: dict[str, TensorDict] = {}
+    context: EvaluationContext
+    algorithm: Algorithm
+    source: GivenTexts
+    models: Mapping[str, ColumnModel]
+    seed: int
+    _made: dict[str, TensorDict] = field(init=False, default_factory=dict)
 
     def run(self, progress: Progress) -> tuple[dict[str, float], Texts]:
-        """See `Evaluator.run`; there are no texts."""
+        """There are no texts."""
         numbers: dict[str, float] = {}
-        for name, rows in self._context.sets.items():
+        for name, rows in self.context.sets.items():
             with progress(f"evaluate {name}", len(rows)) as show:
-                found = self._measure(self._batch(name))
-                numbers |= {f"eval/{name}/{metric}": value for metric, value in found.items()}
+                measured = self._measure(self._batch(name))
+                numbers |= {f"eval/{name}/{metric}": value for metric, value in measured.items()}
                 show(len(rows))
         return numbers, {}
 
     def batches(self) -> Iterator[TensorDict]:
-        """See `Evaluator.batches`: one for each set."""
-        return map(self._batch, self._context.sets)
+        """One for each set."""
+        return map(self._batch, self.context.sets)
 
     def _measure(self, batch: TensorDict) -> dict[str, float]:
         """The metrics of one set. A collective."""
-        world, algorithm, temperature = self._context.world, self._algorithm, self._source.source.temperature
+        world, algorithm, temperature = self.context.world, self.algorithm, self.source.source.temperature
         balance = Balance(world, lengths, "unit", moves=False)
-        step = StepContext(self._models, balance, world, batch, temperature, Metrics(), 1, self._seed)
+        step = StepContext(self.models, balance, world, batch, temperature, Metrics(), 1, self.seed)
         prepare_batch(algorithm, batch, step)
         current = current_columns(algorithm, batch, False, step)
-        update = prepare_mini_batch(algorithm, batch, current, self._seed, step)[POLICY]
+        update = prepare_mini_batch(algorithm, batch, current, self.seed, step)[POLICY]
         outputs = step.compute(POLICY, batch, update.outputs)
         if "logprobs" in outputs and "old_logprobs" not in batch.keys():
             batch["old_logprobs"] = outputs["logprobs"]
@@ -90,14 +84,14 @@ class LossEvaluator(Evaluator):
     def _batch(self, name: str) -> TensorDict:
         """This rank's rows of a set: those of every n-th unit of n ranks, or one row that does not train."""
         if name not in self._made:
-            self._made[name] = self._make(self._context.sets[name])
+            self._made[name] = self._make(self.context.sets[name])
         return self._made[name].clone(recurse=False)
 
     def _make(self, rows: Rows) -> TensorDict:
-        world, columns = self._context.world, tuple(sorted(self._algorithm.reads()))
+        world, columns = self.context.world, tuple(sorted(self.algorithm.reads()))
         # One process draws each row once; with more, the rows of a step would have to divide over them.
-        context = SourceContext(SINGLE_PROCESS, self._seed, self._context.encoder, rows, len(rows), columns, True)
-        batch = self._source.build(context).next(Metrics())
+        context = SourceContext(SINGLE_PROCESS, self.seed, self.context.encoder, rows, len(rows), columns, True)
+        batch = self.source.build(context).next(Metrics())
         local = batch[batch["unit"] % world.size == world.rank]
         if not len(local):
             local = batch[:1].clone(recurse=False)

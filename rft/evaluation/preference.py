@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -16,48 +15,50 @@ from rft.data.base import GivenTexts, SourceOptions
 from rft.data.given.pairs import PairOptions, PairSource
 from rft.data.given.supervised import supervised_row
 from rft.data.rows.lazy import Rows
-from rft.evaluation.base import EvaluationContext, Progress, RowEvaluator, SetResult
+from rft.evaluation.base import EvaluationContext, Progress, RowEvaluator, SetResult, collect, share
 
 
+@dataclass(eq=False)
 class ScoreEvaluator(RowEvaluator):
     """Evaluates a model with a score head.
-
-    Args:
-        context: see `EvaluationContext`. Its rows have the class's `fields`.
-        scores: computes the column `score` (B, T) of rows; a collective.
-        source: the options of the source of batches.
 
     Attributes:
         fields: the fields of a row that it reads.
         metrics: those that every set has.
+        context: see `EvaluationContext`. Its rows have the class's `fields`.
+        scores: computes the column `score` (B, T) of rows; a collective.
+        source: the options of the source of batches.
     """
 
     fields: ClassVar[tuple[str, ...]]
     metrics: ClassVar[tuple[str, ...]]
-
-    def __init__(self, context: EvaluationContext, scores: Callable[[TensorDict], Tensor], source: Any) -> None:
-        self._context = context
-        self._scores = scores
-        self._source = source
+    context: EvaluationContext
+    scores: Callable[[TensorDict], Tensor]
+    source: Any
 
     @classmethod
     @abstractmethod
     def given(cls, source: Any) -> GivenTexts:
         """What makes the texts of a held-out row, where training has a source with these options."""
 
-    def _on_all_ranks(self, rows: Rows, work: Callable[[Sequence[int]], Sequence[Any]]) -> list[Any]:
-        """What `work` returns for all rows in order, on every rank.
+    def _on_all_ranks(
+        self, name: str, rows: Rows, work: Callable[[Rows, Sequence[int]], Sequence[Any]], progress: Progress
+    ) -> list[Any]:
+        """What `work` returns for all rows of a set in order, on every rank.
 
         Each rank works on its share. A rank without rows works on the first row, since the forward is a collective.
         """
-        indices = self._context.share(rows) or [0]
-        return self._context.collect(dict(zip(indices, work(indices), strict=True)), len(rows))
+        indices = share(self.context.world, rows) or [0]
+        with progress(f"evaluate {name}", len(rows)) as show:
+            results = collect(self.context.world, dict(zip(indices, work(rows, indices), strict=True)), len(rows))
+            show(len(rows))
+        return results
 
     def _score(self, examples: Sequence[dict[str, Any]]) -> Tensor:
         """The column `score` (B, T) of some rows of a batch."""
         batch = collate(examples)
         batch["loss_mask"] = batch["response_mask"]
-        return self._scores(batch)
+        return self.scores(batch)
 
 
 @dataclass
@@ -96,11 +97,10 @@ class PairEvaluator(ScoreEvaluator):
         return GivenTexts(PairSource, PairOptions(chosen="chosen", rejected="rejected", margin=None))
 
     def evaluate(self, progress: Progress) -> dict[str, PairResult]:
-        results = {}
-        for name, rows in self._context.sets.items():
-            with progress(f"evaluate {name}", len(rows)) as show:
-                results[name] = PairResult(rows, self._on_all_ranks(rows, partial(self._pairs, rows)))
-                show(len(rows))
+        results = {
+            name: PairResult(rows, self._on_all_ranks(name, rows, self._pairs, progress))
+            for name, rows in self.context.sets.items()
+        }
         self._moments = score_moments(torch.tensor([pair for result in results.values() for pair in result.scores]))
         return results
 
@@ -110,7 +110,7 @@ class PairEvaluator(ScoreEvaluator):
 
     def _pairs(self, rows: Rows, indices: Sequence[int]) -> list[tuple[float, float]]:
         examples = [
-            supervised_row(self._context.encoder, index, row, row[field])
+            supervised_row(self.context.encoder, index, row, row[field])
             for index, row in ((index, rows[index]) for index in indices)
             for field in ("chosen", "rejected")
         ]

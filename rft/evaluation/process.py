@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from rft.data.base import GivenTexts
@@ -34,21 +33,21 @@ class StepResult(SetResult):
         bad ones; of answers `first_error`, 1 if the first step predicted to be wrong is the first wrong one, or both
         are missing (ProcessBench, 2412.06559)."""
         answers = [(self.labels[index], self.probabilities[index]) for index in indices]
-        steps = [step for labels, found in answers for step in zip(labels, found, strict=True)]
+        steps = [step for labels, probabilities in answers for step in zip(labels, probabilities, strict=True)]
         values = {
-            "accuracy": [float((label > RIGHT) == (found > RIGHT)) for label, found in steps],
-            "first_error": [float(first_wrong(labels) == first_wrong(found)) for labels, found in answers],
-            "probability_good": [found for label, found in steps if label > RIGHT],
-            "probability_bad": [found for label, found in steps if label <= RIGHT],
+            "accuracy": [float((label > RIGHT) == (probability > RIGHT)) for label, probability in steps],
+            "first_error": [float(first_wrong(labels) == first_wrong(right)) for labels, right in answers],
+            "probability_good": [probability for label, probability in steps if label > RIGHT],
+            "probability_bad": [probability for label, probability in steps if label <= RIGHT],
         }
         return {name: numbers for name, numbers in values.items() if numbers}
 
     def texts(self) -> list[dict[str, Any]]:
         """The answers, scored by their weakest step."""
         return [
-            {"prompt": row["prompt"], "response": self.separator.join(row["completions"]), "score": min(found)}
-            | {"steps": found, "labels": labels}
-            for row, labels, found in zip(self.rows, self.labels, self.probabilities, strict=True)
+            {"prompt": row["prompt"], "response": self.separator.join(row["completions"]), "score": min(steps)}
+            | {"steps": steps, "labels": labels}
+            for row, labels, steps in zip(self.rows, self.labels, self.probabilities, strict=True)
         ]
 
 
@@ -62,7 +61,7 @@ class StepEvaluator(ScoreEvaluator):
 
     fields = ("prompt", "completions", "labels")
     metrics = ("accuracy", "first_error")
-    _source: StepOptions
+    source: StepOptions
 
     @classmethod
     def given(cls, source: StepOptions) -> GivenTexts:
@@ -70,20 +69,19 @@ class StepEvaluator(ScoreEvaluator):
 
     def evaluate(self, progress: Progress) -> dict[str, StepResult]:
         results = {}
-        for name, rows in self._context.sets.items():
+        for name, rows in self.context.sets.items():
             where = f"data.eval.{name}: the field labels"
             labels = [step_labels(row["labels"], len(row["completions"]), where) for row in rows]
-            with progress(f"evaluate {name}", len(rows)) as show:
-                found = self._on_all_ranks(rows, partial(self._steps, rows))
-                show(len(rows))
-            labels = [own[: len(steps)] for own, steps in zip(labels, found, strict=True)]  # of answers that are cut
-            results[name] = StepResult(rows, self._source.separator, labels, found)
+            probabilities = self._on_all_ranks(name, rows, self._steps, progress)
+            # an answer that is cut has fewer steps
+            labels = [given[: len(steps)] for given, steps in zip(labels, probabilities, strict=True)]
+            results[name] = StepResult(rows, self.source.separator, labels, probabilities)
         return results
 
     def _steps(self, rows: Rows, indices: Sequence[int]) -> list[list[float]]:
         """The probabilities of the steps of some rows."""
-        encoder = self._context.encoder
-        encoded = [encoder.steps(rows[index], rows[index]["completions"], self._source.separator) for index in indices]
+        encoder = self.context.encoder
+        encoded = [encoder.steps(rows[index], rows[index]["completions"], self.source.separator) for index in indices]
         examples = [
             given_row(index, rows[index], ids, [place in ends for place in range(len(ids))])
             for index, (ids, ends) in zip(indices, encoded, strict=True)

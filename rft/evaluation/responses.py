@@ -123,14 +123,13 @@ def match_responses(
     by_row = _by_row(sets, [record for record in records if record.set in ("", *sets)], match)
     rows, answers = dict[str, Rows](), dict[str, list[GivenAnswers]]()
     for name, all_rows in sets.items():
-        numbers = [number for number in range(len(all_rows)) if (name, number) in by_row]
-        if len(numbers) < len(all_rows) and unanswered == "error":
-            number = next(number for number in range(len(all_rows)) if (name, number) not in by_row)
+        missing = [number for number in range(len(all_rows)) if (name, number) not in by_row]
+        if missing and unanswered == "error":
             raise ValueError(
-                f"{KEY}: {len(all_rows) - len(numbers)} of the {len(all_rows)} rows of data.eval.{name} have no "
-                f"response, the first is {place(all_rows, number)}; add them, or set evaluate.unanswered=skip"
+                f"{KEY}: {len(missing)} of the {len(all_rows)} rows of data.eval.{name} have no response, the first is "
+                f"{place(all_rows, missing[0])}; add them, or set evaluate.unanswered=skip"
             )
-        if numbers:
+        if numbers := [number for number in range(len(all_rows)) if (name, number) in by_row]:
             rows[name] = subset(all_rows, numbers)
             answers[name] = [_combined(by_row[name, number], samples) for number in numbers]
     if not rows:

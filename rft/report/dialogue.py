@@ -14,7 +14,7 @@ def dialogue(record: Mapping[str, Any]) -> tuple[str, str]:
     """HTML of the messages of the prompt, and of those behind it, of which the assistant's train.
 
     Args:
-        record: see `episode_record`.
+        record: see `EpisodeRecord`.
     """
     messages, opening = record["messages"], record["opening"]
     return _drawn(messages[:opening], "given"), _drawn(messages[opening:], "trains")

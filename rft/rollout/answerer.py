@@ -1,22 +1,42 @@
 """How rows of a data set are answered: by one completion each, or in another way, such as an episode."""
 
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from rft.batch.scores import Scores, Scoring
 from rft.batch.trajectory import Trajectory
 from rft.data.encode.encoder import Encoder
 from rft.data.rows.lazy import Rows
 from rft.imports import import_part
+from rft.metrics import Metrics
 from rft.registry import Plugin
-from rft.rollout.answers import Announce, KeptMarks, single_turn
-from rft.rollout.engine.base import Completion, Request
+from rft.rollout.answers import Announce, Answer, KeptMarks, failure_of, uncut
+from rft.rollout.engine.base import Request
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.forced_stop import ForcedStop
 from rft.rollout.sampler import Sampler
 
 ENVIRONMENTS = "rft.rollout.environment"  # a part: it is imported where the config names environments
+
+
+@dataclass(frozen=True)
+class RowRequests:
+    """Rows of the data set that are answered together.
+
+    Attributes:
+        rows: of the data set.
+        seeds: of the samples of each row; a trajectory is a function of row, seed, sampling and weights.
+        sampling: how answers are drawn.
+        forced_stop: of answers that are too long; None: they end at the limit. In an episode each answer has it.
+    """
+
+    rows: Rows
+    seeds: Sequence[list[int]]
+    sampling: Sampling
+    forced_stop: ForcedStop | None = None
 
 
 class Answerer(ABC):
@@ -36,45 +56,48 @@ class Answerer(ABC):
         self._encoder = encoder
         self._sampler = sampler
 
-    def answer(
-        self,
-        rows: Rows,
-        seeds: Sequence[list[int]],
-        sampling: Sampling,
-        announce: Announce,
-        forced_stop: ForcedStop | None = None,
-    ) -> list[list[Trajectory]]:
+    @abstractmethod
+    def answer(self, asked: RowRequests, announce: Announce) -> list[list[Trajectory]]:
         """Answers every row as often as it has seeds.
 
         Args:
-            rows: of the data set.
-            seeds: of the samples of each row; a trajectory is a function of row, seed, sampling and weights.
             announce: called with each trajectory when it is finished, in any order and from any thread, one call at a
                 time.
-            forced_stop: of answers that are too long; None: they end at the limit. In an episode each answer has it.
 
         Returns:
             The trajectories of each row, in the order of its seeds. `Finish.prompt_opens` is set.
         """
 
-        def announce_read(number: int, sample: int, trajectory: Trajectory) -> None:
-            announce(number, sample, self._read(trajectory, sampling))
-
-        found = self._answer(rows, seeds, sampling, announce_read, forced_stop)
-        return [[self._read(trajectory, sampling) for trajectory in group] for group in found]
-
-    @abstractmethod
-    def _answer(
+    def answer_and_score(
         self,
-        rows: Rows,
-        seeds: Sequence[list[int]],
-        sampling: Sampling,
-        announce: Announce,
-        forced_stop: ForcedStop | None,
-    ) -> list[list[Trajectory]]:
-        """`answer` without `Finish.prompt_opens`."""
+        asked: RowRequests,
+        scoring: Scoring,
+        metrics: Metrics,
+        progress: Callable[[int], None] = lambda done: None,
+    ) -> tuple[list[list[Trajectory]], Scores]:
+        """What `answer` returns, and the scores of all answers in order; one whose episode failed has none.
 
-    def _read(self, trajectory: Trajectory, sampling: Sampling) -> Trajectory:
+        Args:
+            scoring: begins with each answer that is finished.
+            metrics: get the timers `rollout` and `reward`.
+            progress: called with the number of answers that are finished.
+        """
+        firsts, done = [0, *itertools.accumulate(map(len, asked.seeds))], itertools.count(1)
+        with scoring:
+
+            def announce(number: int, sample: int, trajectory: Trajectory) -> None:
+                scoring.add(firsts[number] + sample, trajectory.text, trajectory.fields)
+                progress(next(done))
+
+            with metrics.timer("rollout"):
+                groups = self.answer(asked, announce)
+            answers = [trajectory for group in groups for trajectory in group]
+            texts, answered = [answer.text for answer in answers], [answer.fields for answer in answers]
+            with metrics.timer("reward"):
+                scores = scoring.finish(texts, answered)
+        return groups, scores.drop_failed([failure_of(answer) for answer in answers])
+
+    def with_opened_thought(self, trajectory: Trajectory) -> Trajectory:
         """A trajectory with the thought that the prompt of its last answer opens."""
         opened, finish = self._encoder.thoughts.opened(trajectory.last_prompt), trajectory.finish
         if opened is None or finish is None:
@@ -94,39 +117,47 @@ class SingleTurn(Answerer):
         super().__init__(encoder, sampler)
         self._marks = KeptMarks(encoder, formats)
 
-    def _read(self, trajectory: Trajectory, sampling: Sampling) -> Trajectory:
-        """See `Answerer._read`; with the marks of tool calls in its text."""
-        trajectory = super()._read(trajectory, sampling)
-        answer = [token for segment in trajectory.segments[1:] for token in segment.tokens]
-        text, finish = self._marks.text(answer, sampling.stop), trajectory.finish
-        if text is None or finish is None:
-            return trajectory
-        return replace(trajectory, finish=replace(finish, text=text))
+    def answer(self, asked: RowRequests, announce: Announce) -> list[list[Trajectory]]:
+        rows, sampling, forced_stop = asked.rows, asked.sampling, asked.forced_stop
+        prompts = self._encoder.prompts(rows)
+        requests = [Request(prompt, seeds) for prompt, seeds in zip(prompts, asked.seeds, strict=True)]
 
-    def _answer(
-        self,
-        rows: Rows,
-        seeds: Sequence[list[int]],
-        sampling: Sampling,
-        announce: Announce,
-        forced_stop: ForcedStop | None,
-    ) -> list[list[Trajectory]]:
-        requests = [Request(prompt, own) for prompt, own in zip(self._encoder.prompts(rows), seeds, strict=True)]
-        if forced_stop is not None:
+        def trajectory(number: int, answer: Answer) -> Trajectory:
+            text, finish = self._marks.text(answer.tokens, sampling.stop), answer.finish
+            if text is not None:
+                finish = replace(finish, text=text)
+            whole = replace(answer, finish=finish).trajectory(requests[number].prompt, rows[number])
+            return self.with_opened_thought(whole)
+
+        def announce_answer(number: int, sample: int, answer: Answer) -> None:
+            announce(number, sample, trajectory(number, answer))
+
+        if forced_stop is None:
+            completions = self._sampler.generate(
+                requests, sampling, lambda number, sample, whole: announce_answer(number, sample, uncut(whole))
+            )
+            answers = [[uncut(completion) for completion in group] for group in completions]
+        else:
             phrase = forced_stop.encode(self._encoder)
-            return forced_stop.generate(self._sampler, requests, rows, sampling, phrase, announce)
-
-        def trajectory(number: int, completion: Completion) -> Trajectory:
-            return single_turn(requests[number].prompt, completion, rows[number])
-
-        completions = self._sampler.generate(
-            requests, sampling, lambda number, sample, found: announce(number, sample, trajectory(number, found))
-        )
-        return [[trajectory(number, found) for found in group] for number, group in enumerate(completions)]
+            answers = forced_stop.generate(self._sampler, requests, sampling, phrase, announce_answer)
+        return [[trajectory(number, answer) for answer in group] for number, group in enumerate(answers)]
 
 
+@dataclass(frozen=True)
 class Episodes(ABC):
-    """What the node `environment` names: the environments of a run, read and checked."""
+    """What the node `environment` names: the environments of a run, read and checked.
+
+    Attributes:
+        max_tokens: most tokens of an episode behind its prompt, those that the environment gives included.
+        columns_if_read: the columns of turns that episodes can have.
+        scores: whether every environment has a reward of its own.
+        several_players: whether an environment is a game of several players.
+    """
+
+    max_tokens: int
+    columns_if_read: tuple[str, ...]
+    scores: bool
+    several_players: bool
 
     @abstractmethod
     def check(self, encoder: Encoder) -> None:
@@ -139,26 +170,6 @@ class Episodes(ABC):
             ValueError: names the key and the cure.
         """
 
-    @property
-    @abstractmethod
-    def max_tokens(self) -> int:
-        """Most tokens of an episode behind its prompt, those that the environment gives included."""
-
-    @property
-    @abstractmethod
-    def columns_if_read(self) -> tuple[str, ...]:
-        """The columns of turns that episodes can have."""
-
-    @property
-    @abstractmethod
-    def scores(self) -> bool:
-        """Whether every environment has a reward of its own."""
-
-    @property
-    @abstractmethod
-    def several_players(self) -> bool:
-        """Whether an environment is a game of several players."""
-
 
 def episodes_of(node: Any) -> Episodes | None:
     """The episodes that a node `environment` names; None where a completion is the whole answer.
@@ -168,8 +179,8 @@ def episodes_of(node: Any) -> Episodes | None:
     """
     if node is None:
         return None
-    made: Episodes = import_part(f"{ENVIRONMENTS}.options", "environments", "environment")(node)
-    return made
+    episodes: Episodes = import_part(f"{ENVIRONMENTS}.options", "environments", "environment")(node)
+    return episodes
 
 
 def episode_answerer(episodes: Episodes, encoder: Encoder, sampler: Sampler, context: int) -> Answerer:
@@ -180,6 +191,6 @@ def episode_answerer(episodes: Episodes, encoder: Encoder, sampler: Sampler, con
         encoder, sampler: see `Answerer`.
         context: most tokens of a text that the model reads.
     """
-    answerer = import_part(f"{ENVIRONMENTS}.episodes", "EpisodeAnswerer", "environment")
-    made: Answerer = answerer(episodes, encoder, sampler, context)
-    return made
+    build = import_part(f"{ENVIRONMENTS}.episodes", "EpisodeAnswerer", "environment")
+    answerer: Answerer = build(episodes, encoder, sampler, context)
+    return answerer

@@ -43,6 +43,15 @@ class Answer:
         """Of all tokens; NaN where a token is given, or the engine does not report it."""
         return [number for segment in self.segments for number in segment.logprobs or [math.nan] * len(segment.tokens)]
 
+    def trajectory(self, prompt: list[int], row: dict[str, Any]) -> Trajectory:
+        """The trajectory of one answer to a prompt.
+
+        Args:
+            prompt: token ids.
+            row: of the data set.
+        """
+        return Trajectory([Segment(prompt, trains=False), *self.segments], self.finish, row)
+
 
 def sampled_segment(completion: Completion) -> Segment:
     """The segment of a completion: all of it trains."""
@@ -52,17 +61,6 @@ def sampled_segment(completion: Completion) -> Segment:
 def uncut(completion: Completion) -> Answer:
     """The answer of one completion."""
     return Answer([sampled_segment(completion)], Finish(completion.finish_reason, completion.text))
-
-
-def single_turn(prompt: list[int], completion: Completion, row: dict[str, Any]) -> Trajectory:
-    """The trajectory of one sampled response to a prompt.
-
-    Args:
-        prompt: token ids.
-        row: of the data set.
-    """
-    answer = uncut(completion)
-    return Trajectory([Segment(prompt, trains=False), *answer.segments], answer.finish, row)
 
 
 class KeptMarks:

@@ -1,12 +1,12 @@
 """Forced stop: an answer that is too long gets a phrase that tells the model to conclude, and continues behind it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from rft.batch.trajectory import Finish, Segment, Trajectory
+from rft.batch.trajectory import Finish, Segment
 from rft.data.encode.encoder import Encoder
-from rft.data.rows.lazy import Rows
 from rft.ranges import OpenFraction
-from rft.rollout.answers import Announce, Answer, sampled_segment, single_turn
+from rft.rollout.answers import Answer, sampled_segment, uncut
 from rft.rollout.engine.base import Completion, Request, row_seed
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import Sampler
@@ -58,20 +58,18 @@ class ForcedStop:
         self,
         sampler: Sampler,
         requests: list[Request],
-        rows: Rows,
         sampling: Sampling,
         phrase: list[int],
-        announce: Announce,
-    ) -> list[list[Trajectory]]:
-        """Samples every request. A trajectory depends on its own seed alone, as with `Sampler.generate`.
+        announce: Callable[[int, int, Answer], None],
+    ) -> list[list[Answer]]:
+        """Samples every request. An answer depends on its own seed alone, as with `Sampler.generate`.
 
         Args:
-            rows: of the data set, one a request.
             phrase: the tokens of the phrase.
-            announce: see `Answerer.answer`.
+            announce: called with the numbers of a request and of its sample, and the answer when it is whole.
 
         Returns:
-            Trajectories per request: one sampled segment, or two around the phrase.
+            Answers per request: one sampled segment, or two around the phrase.
         """
         most = sampling.max_new_tokens
         first = [replace(r, limits=[self.limit(seed, most, phrase) for seed in r.seeds]) for r in requests]
@@ -81,30 +79,26 @@ class ForcedStop:
 
         def announce_uncut(request: int, sample: int, completion: Completion) -> None:
             if rest_of(request, sample, completion) is None:
-                announce(request, sample, single_turn(requests[request].prompt, completion, rows[request]))
+                announce(request, sample, uncut(completion))
 
-        started = sampler.generate(first, sampling, announce_uncut)
-        found = [
-            [single_turn(request.prompt, completion, row) for completion in group]
-            for request, group, row in zip(requests, started, rows, strict=True)
-        ]
-        asked = [((i, j), rest_of(i, j, start)) for i, group in enumerate(started) for j, start in enumerate(group)]
-        cut = [place for place, request in asked if request is not None]
-        rest = [request for _, request in asked if request is not None]
+        starts = sampler.generate(first, sampling, announce_uncut)
+        answers = [[uncut(start) for start in group] for group in starts]
+        rests = {(i, j): rest_of(i, j, start) for i, group in enumerate(starts) for j, start in enumerate(group)}
+        requested = {place: request for place, request in rests.items() if request is not None}
+        cut = list(requested)
 
-        def whole(number: int, end: Completion) -> Trajectory:
+        def joined(number: int, end: Completion) -> Answer:
             i, j = cut[number]
-            answer = self.joined(started[i][j], end, phrase)
-            return replace(found[i][j], segments=[found[i][j].segments[0], *answer.segments], finish=answer.finish)
+            return self.joined(starts[i][j], end, phrase)
 
-        def announce_whole(number: int, _: int, end: Completion) -> None:
-            announce(*cut[number], whole(number, end))
+        def announce_joined(number: int, _: int, end: Completion) -> None:
+            announce(*cut[number], joined(number, end))
 
-        ends = sampler.generate(rest, self.sampling_of_rest(sampling), announce_whole)
-        wholes = [whole(number, end) for number, [end] in enumerate(ends)]
-        for (i, j), trajectory in zip(cut, wholes, strict=True):
-            found[i][j] = trajectory
-        return found
+        ends = sampler.generate([*requested.values()], self.sampling_of_rest(sampling), announce_joined)
+        for number, [end] in enumerate(ends):
+            i, j = cut[number]
+            answers[i][j] = joined(number, end)
+        return answers
 
     def limit(self, seed: int, most: int, phrase: list[int]) -> int:
         """Tokens of an answer before the phrase.

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from rft.worker.child_process import ChildProcess
@@ -94,13 +95,13 @@ class Worker:
                 self.end()
 
     async def _receive(self, size: int) -> bytes:
-        loop, found = asyncio.get_running_loop(), bytearray()
-        while len(found) < size:
-            part = await loop.sock_recv(self._line, min(size - len(found), CHUNK))
+        loop, data = asyncio.get_running_loop(), bytearray()
+        while len(data) < size:
+            part = await loop.sock_recv(self._line, min(size - len(data), CHUNK))
             if not part:
                 raise ConnectionResetError("the process has closed its end")
-            found += part
-        return bytes(found)
+            data += part
+        return bytes(data)
 
     def end(self, died: bool = False) -> WorkerLost:
         """Ends the process and all that it has started; returns how it ended. A second call does nothing."""
@@ -110,12 +111,13 @@ class Worker:
         return self._end(died)
 
 
+@dataclass(eq=False)
 class ForkServer:
     """Forks workers by a process that prepares their work once; see `rft.worker.fork_server`. Any thread may use it.
 
     The process starts with the first worker, or by `start`, and anew after it has died or was closed.
 
-    Args:
+    Attributes:
         title: what messages call it.
         prepare: returns the work; a function of a module, which the process imports.
         arguments: of `prepare`.
@@ -125,22 +127,16 @@ class ForkServer:
         most: bytes of an answer.
     """
 
-    def __init__(
-        self,
-        title: str,
-        prepare: Callable[..., Work],
-        arguments: tuple[Any, ...],
-        environment: Mapping[str, str],
-        *,
-        start_s: float,
-        silent: bool = False,
-        most: int = LONGEST,
-    ) -> None:
-        self._title = title
-        self._work = (prepare, arguments, silent)
-        self._environment = environment
-        self._start_s = start_s
-        self._most = most
+    title: str
+    prepare: Callable[..., Work]
+    arguments: tuple[Any, ...]
+    environment: Mapping[str, str]
+    _: KW_ONLY
+    start_s: float
+    silent: bool = False
+    most: int = LONGEST
+
+    def __post_init__(self) -> None:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()  # of a request and its answer
         self._process: ChildProcess | None = None
@@ -176,7 +172,7 @@ class ForkServer:
         except (OSError, ValueError):
             own.close()
             raise
-        return Worker(own, lambda died: self._end_worker(line, number), self._most)
+        return Worker(own, lambda died: self._end_worker(line, number), self.most)
 
     def close(self) -> None:
         """Ends the process and all workers. The next worker starts it again."""
@@ -197,19 +193,19 @@ class ForkServer:
                 [sys.executable, "-m", "rft.worker.fork_server", str(other.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[other.fileno()],
-                env={**os.environ, "PYTHONPATH": path, **self._environment},
+                env={**os.environ, "PYTHONPATH": path, **self.environment},
             )
         line, ready = self._line, False
         try:
-            line.settimeout(self._start_s)
-            line.sendall(pickle.dumps(self._work))
+            line.settimeout(self.start_s)
+            line.sendall(pickle.dumps((self.prepare, self.arguments, self.silent)))
             if problem := _receive(line, int.from_bytes(_receive(line, HEAD))):
                 raise ValueError(problem.decode())
             line.settimeout(ANSWER_S)
             ready = True
             return line
         except OSError as error:
-            raise self._lost(error, self._start_s) from error
+            raise self._lost(error, self.start_s) from error
         finally:
             if not ready:  # also where this thread is interrupted
                 self._end(0)
@@ -218,7 +214,7 @@ class ForkServer:
         """Ends a worker; says how it ended."""
         with self._lock:
             if self._line is not line:
-                return WorkerLost("no_workers", f"{self._title} has ended")
+                return WorkerLost("no_workers", f"{self.title} has ended")
             try:
                 line.sendall(number.to_bytes(NUMBER))
                 status = int.from_bytes(_receive(line, NUMBER))
@@ -231,8 +227,8 @@ class ForkServer:
         """Ends the process, which does not answer; the error that says why."""
         if isinstance(error, TimeoutError):
             self._end(0)
-            return TimeoutError(f"{self._title} has not answered within {patience_s:g} s")
-        return OSError(f"{self._title} ended with status {self._end(END_S)}; see its error above")
+            return TimeoutError(f"{self.title} has not answered within {patience_s:g} s")
+        return OSError(f"{self.title} ended with status {self._end(END_S)}; see its error above")
 
     def _end(self, patience_s: float) -> int | None:
         """Ends the process, if there is one; its status."""
@@ -243,10 +239,10 @@ class ForkServer:
 
 
 def _receive(line: socket.socket, size: int) -> bytes:
-    found = b""
-    while len(found) < size:
-        part = line.recv(size - len(found))
+    data = b""
+    while len(data) < size:
+        part = line.recv(size - len(data))
         if not part:
             raise ConnectionResetError("the other side has closed its end")
-        found += part
-    return found
+        data += part
+    return data

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.tokenizer import characters
+from rft.rollout.answerer import RowRequests
 from rft.rollout.engine.base import Completion, Request
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.environment.episodes import EpisodeAnswerer
@@ -111,7 +112,8 @@ def _seconds(sleeps: list[float], turns: int) -> float:
     answerer = EpisodeAnswerer(Environments.of(options), encoder, sampler, 10_000_000)
     rows = [{"prompt": "1*1=", "seconds": seconds} for seconds in sleeps]
     start = time.perf_counter()
-    found = answerer.answer(rows, [[number] for number in range(len(rows))], SAMPLING, lambda *_: None)
+    asked = RowRequests(rows, [[number] for number in range(len(rows))], SAMPLING)
+    found = answerer.answer(asked, lambda *_: None)
     seconds = time.perf_counter() - start
     assert all(trajectory.turns == turns for [trajectory] in found)
     return seconds

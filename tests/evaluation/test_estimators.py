@@ -6,13 +6,13 @@ from collections import Counter
 
 import pytest
 
-from rft.evaluation.estimators import interval, maj_at_k, pass_at_k, with_error
+from rft.evaluation.estimators import interval, maj_at_k, mean_and_error, pass_at_k
 
 
 def test_the_error_of_a_mean_by_hand():
     # mean 2; squares 1 + 0 + 1 over 2 = 1; sqrt(1 / 3)
-    assert with_error("x", [1.0, 2.0, 3.0]) == pytest.approx({"x": 2.0, "x_stderr": math.sqrt(1 / 3)})
-    assert with_error("x", [0.5]) == {"x": 0.5, "x_stderr": 0.0}
+    assert mean_and_error([1.0, 2.0, 3.0]) == pytest.approx((2.0, math.sqrt(1 / 3)))
+    assert mean_and_error([0.5]) == (0.5, 0.0)
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 7])

@@ -111,7 +111,7 @@ def test_a_dead_fork_server_is_started_again(reward):
 def test_a_term_that_cannot_be_built_in_the_fork_server_is_named():
     rule = {"name": "gsm8k", "weight": 1.0, "method": "flexible", "markers": ["####"], "call": {"workers": "process"}}
     reward = reward_of({"a": rule}, "a")
-    pool(reward)._server._work[1][1]["name"] = "gone"
+    pool(reward)._server.arguments[1]["name"] = "gone"
     with pytest.raises(FunctionError, match=r"could not build the term \(ValueError: reward\.terms\.a\.name: no"):
         reward.score(["1"], [{"answer": "1"}])
 

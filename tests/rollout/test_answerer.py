@@ -8,7 +8,7 @@ from rft.data.encode.encoder import Encoder
 from rft.data.encode.tokenizer import characters
 from rft.distributed import SINGLE_PROCESS
 from rft.metrics import Metrics
-from rft.rollout.answerer import SingleTurn
+from rft.rollout.answerer import RowRequests, SingleTurn
 from rft.rollout.engine.base import Completion
 from rft.rollout.forced_stop import ForcedStop
 from rft.rollout.source.rollout import RolloutSource
@@ -85,7 +85,7 @@ def test_a_forced_stop_ends_the_thought(template):
     stop = ForcedStop([0.1, 0.1], "</think>")
     answerer = SingleTurn(encoder, sampler)
     rows = [{"prompt": "2+2="}]
-    [[found]] = answerer.answer(rows, [[0]], SAMPLING, lambda *told: announced.append(told[2]), stop)
+    [[found]] = answerer.answer(RowRequests(rows, [[0]], SAMPLING, stop), lambda *told: announced.append(told[2]))
     assert found.finish.prompt_opens == "<think>" and announced == [found]
     assert found.text.startswith("4" * 20 + "</think>4"), "the prompt of the rest is no prompt of the answer"
 
@@ -120,7 +120,8 @@ def test_a_reward_of_tool_calls_reads_marks_that_are_special_tokens(template):
     answerer = SingleTurn(encoder, sampler, formats)
     rows = [{"prompt": "2+2=", "answer": [{"name": "add", "arguments": {"x": 4}}]}]
     announced = []
-    [found] = answerer.answer(rows, [[0, 1]], SAMPLING, lambda *told: announced.append(told[2]))
+    [found] = answerer.answer(RowRequests(rows, [[0, 1]], SAMPLING), lambda *told: announced.append(told[2]))
     assert [trajectory.finish.text for trajectory in found] == [right, right.replace("4", "5")]
     assert [one.finish for one in announced] == [one.finish for one in found]
-    assert SingleTurn(encoder, sampler).answer(rows, [[0]], SAMPLING, print)[0][0].finish.text == 'add{"x": 4}'
+    [[plain]] = SingleTurn(encoder, sampler).answer(RowRequests(rows, [[0]], SAMPLING), print)
+    assert plain.finish.text == 'add{"x": 4}'

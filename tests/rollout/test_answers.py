@@ -1,13 +1,13 @@
 from rft.batch.trajectory import Finish, Segment, Trajectory
 from rft.metrics import Metrics
 from rft.rollout.answers import failure_of, log_episodes
-from rft.rollout.environment.record import episode_record
+from rft.rollout.environment.record import EpisodeRecord
 
 
 def episode(**changes):
     counts = {"opening": 1, "turns": 2, "tool_calls": 3, "tool_failures": 1, "environment_s": 0.5, "agent": 0}
-    record = episode_record([], **{**counts, "forks": [], "reward": None, "rewards": [], "failed": None, **changes})
-    return Trajectory([Segment([1], False)], Finish("stop", ""), {}, episode=record)
+    record = EpisodeRecord([], **{**counts, "forks": [], "reward": None, "rewards": [], "failed": None, **changes})
+    return record.trajectory([[Segment([1], False)]], Finish("stop", ""), {}, None)
 
 
 def test_means_and_counts_over_episodes():

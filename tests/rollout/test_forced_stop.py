@@ -11,6 +11,7 @@ from rft.batch.trajectory import Finish, Segment, Trajectory, to_row
 from rft.data.encode.encoder import Encoder
 from rft.metrics import Metrics
 from rft.registry import convert
+from rft.rollout.answers import Answer
 from rft.rollout.engine.base import Completion, Request, row_seed
 from rft.rollout.engine.hf import HFEngine
 from rft.rollout.engine.sampling import FirstToken, Sampling
@@ -55,13 +56,12 @@ def generated(time=TIME, requests=None, phrase=PHRASE, sampling=SAMPLING):
     announced = {}
     engine = Engine()
     requests = requests or [Request([5, 6], SEEDS[:25]), Request([7], SEEDS[25:])]
-    rows = [{"number": number} for number in range(len(requests))]
 
-    def announce(request, sample, trajectory):
+    def announce(request, sample, answer):
         assert (request, sample) not in announced
-        announced[request, sample] = trajectory.text
+        announced[request, sample] = answer.finish.text
 
-    found = time.generate(engine, requests, rows, sampling, phrase, announce)
+    found = time.generate(engine, requests, sampling, phrase, announce)
     texts = {(i, j): one.finish.text for i, group in enumerate(found) for j, one in enumerate(group)}
     assert announced == texts, "every text is announced once, when it is whole"
     return engine, requests, found
@@ -76,12 +76,11 @@ def test_what_is_too_long_is_interrupted_and_goes_on():
     limits = {seed: limit for r in first for seed, limit in zip(r.seeds, r.limits, strict=True)}
     assert {*limits.values()} == {8, 9, 10, 11, 12}, "every length from 0.4 to 0.6 of 20"
     later = iter(second)
-    for number, (request, group) in enumerate(zip(requests, found, strict=True)):
-        prompt, row = Segment(request.prompt, trains=False), {"number": number}
+    for request, group in zip(requests, found, strict=True):
         for seed, answer in zip(request.seeds, group, strict=True):
             if seed % 3 == 0:
                 whole = Segment([seed % 50] * 2, True, [-0.25] * 2, [7, 7])
-                assert answer == Trajectory([prompt, whole], Finish("stop", f"{seed}."), row)
+                assert answer == Answer([whole], Finish("stop", f"{seed}."))
                 continue
             size, asked = limits[seed], next(later)
             assert asked.prompt == request.prompt + [seed % 50] * size + PHRASE
@@ -91,10 +90,11 @@ def test_what_is_too_long_is_interrupted_and_goes_on():
             rest = 2 if again % 3 == 0 else 20 - size - 3
             start = Segment([seed % 50] * size, True, [-0.25] * size, [7] * size)
             end = Segment([again % 50] * rest, True, [-0.25] * rest, [8] * rest, continues=True)
-            assert answer.segments == [prompt, start, Segment(PHRASE, trains=False, continues=True), end]
+            assert answer.segments == [start, Segment(PHRASE, trains=False, continues=True), end]
             assert answer.finish == Finish("stop" if again % 3 == 0 else "length", f"{seed}.time{again}.")
             assert size + 3 + rest <= 20 and (size + 3 + rest == 20) == (again % 3 != 0)
-            assert answer.row == row and answer.turns == answer.forced_stops == 1
+            trajectory = answer.trajectory(request.prompt, {})
+            assert trajectory.turns == trajectory.forced_stops == 1
     assert next(later, None) is None
 
 
@@ -109,7 +109,7 @@ def test_there_is_room_for_the_phrase_and_a_token(most, limits):
     sampling = Sampling(most, 1.0, 1.0, 0, 0.0, [], None)
     engine, _, found = generated(sampling=sampling)
     assert {limit for request in engine.calls[0][0] for limit in request.limits} == limits
-    lengths = [[len(part.tokens) for part in answer.segments[1:]] for group in found for answer in group]
+    lengths = [[len(part.tokens) for part in answer.segments] for group in found for answer in group]
     assert all(sum(parts) <= most for parts in lengths)
     assert all(request.limits[0] >= 1 for request in engine.calls[1][0])
 

@@ -32,10 +32,8 @@ from rft.rollout.engine.base import (
     Request,
 )
 from rft.rollout.engine.decoding.column_weights import ColumnWeights
-from rft.rollout.engine.decoding.cuda_graph import refusal
-from rft.rollout.engine.decoding.decoder import Decoder, StaticDecoder
+from rft.rollout.engine.decoding.decoder import Decoder, Rows, StaticDecoder, refusal
 from rft.rollout.engine.decoding.fused_step import FusedStep, can_fuse, linear_groups
-from rft.rollout.engine.decoding.rows import Rows
 from rft.rollout.engine.decoding.step_attention import step_obstacle
 from rft.rollout.engine.kv_cache import can_join, expand, make_cache
 from rft.rollout.engine.sampling import Sampling
@@ -139,40 +137,27 @@ class HFEngine(Engine):
         self, requests: list[Request], sampling: Sampling, on_completion: OnCompletion | None = None
     ) -> list[list[Completion]]:
         assert all(request.prompt for request in requests), "a prompt without tokens"
-        assert all(sampling.stop), "an empty stop string ends every text"
         self.model.eval()
-        found: dict[tuple[int, int], Completion] = {}
+        completions: dict[tuple[int, int], Completion] = {}
         with self.columns.filled():
             for wave in waves(requests, self.options.max_rows):
                 rows = [(request, index) for request, samples in wave for index in samples]
-                prompts = [as_encoded(requests[request].prompt) for request, _ in wave]
-                seeds = [requests[request].seeds[index] for request, index in rows]
-                limits = [requests[request].limit(index, sampling) for request, index in rows]
-                copies = [len(samples) for _, samples in wave]
-                for row, completion in self._complete(prompts, copies, seeds, limits, sampling):
-                    found[rows[row]] = completion
+                for row, completion in self._complete(self._begin(requests, wave, sampling)):
+                    completions[rows[row]] = completion
                     if on_completion is not None:
                         on_completion(*rows[row], completion)
-        return in_order(found, requests)
+        return in_order(completions, requests)
 
-    def _complete(
-        self,
-        prompts: list[EncodedText],
-        copies: list[int],
-        seeds: list[int],
-        limits: list[int],
-        sampling: Sampling,
-    ) -> Iterator[tuple[int, Completion]]:
-        """Samples one wave: P prompts sorted by length, R rows in the order of their prompts.
+    def _complete(self, decoder: Decoder) -> Iterator[tuple[int, Completion]]:
+        """Samples one wave of R rows.
 
         Yields:
             The number of a row and its completion, as soon as it is finished.
         """
-        decoder = self._begin(prompts, copies, seeds, limits, sampling)
-        rows = decoder.rows
+        rows, stop = decoder.rows, decoder.sampling.stop
         ends = torch.tensor(self.ends, device=self.model.device, dtype=torch.int64)
-        stops = StopStrings(self.context.tokenizer, sampling.stop, len(seeds)) if sampling.stop else None
-        start, left = 0, len(seeds)
+        stops = StopStrings(self.context.tokenizer, stop, len(rows)) if stop else None
+        start, left = 0, len(rows)
         while left > 0:
             for _ in range(min(decoder.ahead, rows.most - decoder.drawn)):
                 decoder.step()
@@ -189,17 +174,19 @@ class HFEngine(Engine):
                 lengths = (start + places + 1).tolist()
                 for row, length, ids, numbers in zip(finished.tolist(), lengths, *texts, strict=True):
                     sampled = (ids[:length], numbers[:length], [self.version] * length)
-                    yield row, make_completion(self.context.tokenizer, self.ends, sampling.stop, *sampled)
+                    yield row, make_completion(self.context.tokenizer, self.ends, stop, *sampled)
                 left -= len(done)
                 rows.live[done] = False
                 if left > 0 and (size := decoder.rows_for(left)) < FULLNESS * len(rows):
                     decoder.keep(rows.compacted(size))
             start = decoder.drawn
 
-    def _begin(
-        self, prompts: list[EncodedText], copies: list[int], seeds: list[int], limits: list[int], sampling: Sampling
-    ) -> Decoder:
-        """Reads P prompts, sorted by length, and draws the first token of each of their R rows."""
+    def _begin(self, requests: list[Request], wave: list[tuple[int, range]], sampling: Sampling) -> Decoder:
+        """Reads the P prompts of a wave, and draws the first token of each of their R rows."""
+        prompts = [as_encoded(requests[request].prompt) for request, _ in wave]
+        copies = [len(samples) for _, samples in wave]
+        seeds = [requests[request].seeds[index] for request, samples in wave for index in samples]
+        limits = [requests[request].limit(index, sampling) for request, samples in wave for index in samples]
         samples = torch.tensor(copies, device=self.model.device)  # (P,)
         cache, logits, deltas = self._prefill(prompts, samples)
         longest = len(prompts[-1])
@@ -222,16 +209,16 @@ class HFEngine(Engine):
         parts = chunks(prompts) if can_join(self.model.config) else [range(len(prompts))]
         caches, logits, shifts = [], [], []
         for part in parts:
-            longest = len(prompts[part[-1]])
-            ids = torch.tensor([[0] * (longest - len(prompts[i])) + list(prompts[i]) for i in part], device=device)
+            texts = [prompts[i] for i in part]
+            longest, ids = len(texts[-1]), left_padded([list(text) for text in texts], device)
             masks: dict[str, Tensor] = {}
-            if len(prompts[part[0]]) < longest:
-                padding = torch.tensor([longest - len(prompts[i]) for i in part], device=device)
+            if len(texts[0]) < longest:
+                padding = torch.tensor([longest - len(text) for text in texts], device=device)
                 columns = torch.arange(longest, device=device) - padding[:, None]  # (P, T)
                 masks = {"attention_mask": columns >= 0, "position_ids": columns.clamp(min=0)}
-            shift = torch.zeros(len(part), 1, dtype=torch.int64, device=device)  # (P, 1)
+            shift = torch.zeros(len(texts), 1, dtype=torch.int64, device=device)  # (P, 1)
             if self.context.media is not None:
-                masks, shift = self._with_media([prompts[i] for i in part], ids, masks, shift)
+                masks, shift = self._with_media(texts, ids, masks, shift)
             shifts.append(shift)
             cache = make_cache(self.model.config)
             out = self.model(input_ids=ids, past_key_values=cache, use_cache=True, **masks)
@@ -253,12 +240,7 @@ class HFEngine(Engine):
         """The inputs of a forward over prompts (P, T) beside their ids, and the shift (P, 1) of later positions."""
         assert self.context.media is not None
         names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
-        columns = {
-            name: torch.tensor(
-                [[0] * (ids.shape[1] - len(prompt)) + prompt.column(name) for prompt in prompts], device=ids.device
-            )
-            for name in names
-        }
+        columns = {name: left_padded([prompt.column(name) for prompt in prompts], ids.device) for name in names}
         media = concat_media(TensorDict(dict(prompt.media or {}), batch_size=[]) for prompt in prompts)
         inputs = MediaInputs(media, self.context.media).all_tensors(self.dtype, ids.device)
         mask = masks.get("attention_mask", torch.ones_like(ids))
@@ -266,6 +248,12 @@ class HFEngine(Engine):
         if own is not None:
             masks, shift = masks | {"position_ids": own[0]}, own[1]
         return columns | inputs | masks, shift
+
+
+def left_padded(rows: list[list[int]], device: torch.device) -> Tensor:
+    """Rows of numbers (P, T), with zeros in front of the shorter ones."""
+    longest = max(map(len, rows))
+    return torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=device)
 
 
 class StopStrings:
@@ -284,8 +272,8 @@ class StopStrings:
     def hit(self, rows: Tensor, tokens: Tensor) -> Tensor:
         """Adds the newest tokens (R, n) of the rows (R,); returns where a text holds a stop string, (R, n) bool."""
         places = rows.tolist()
-        found = [self._hit(places, column) for column in tokens.t().tolist()]
-        return torch.tensor(found, device=rows.device).t()
+        hits = [self._hit(places, column) for column in tokens.t().tolist()]
+        return torch.tensor(hits, device=rows.device).t()
 
     def _hit(self, rows: list[int], tokens: list[int]) -> list[bool]:
         for row, token in zip(rows, tokens, strict=True):

@@ -32,12 +32,6 @@ class GrowingLayer(DynamicLayer):
         self._store(*self._storage, total)
         return self.keys, self.values
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Selects rows in this order; a row may be selected several times."""
-        keys, values = self._storage
-        with record_function(LABEL):
-            self._store(keys.index_select(0, beam_idx), values.index_select(0, beam_idx), self.keys.shape[2])
-
     def keep(self, count: int, moved: Tensor, sources: Tensor) -> None:
         """Keeps the first `count` rows, after those at `moved` (n,) are replaced by those at `sources` (n,)."""
         total = self.keys.shape[2]

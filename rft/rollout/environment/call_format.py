@@ -72,7 +72,6 @@ class CallFormat(CallReader):
         self._by_token = bool(openings) and {*openings} <= {special[token] for token in self._openings}
 
     def read(self, prompt: Sequence[int], answer: Answer, tools: Mapping[str, Schema], stop: Sequence[str]) -> Read:
-        """See `CallReader.read`."""
         tokens = answer.tokens
         marked = self._marks.text(tokens, stop)
         text = answer.finish.text if marked is None else marked

@@ -25,6 +25,7 @@ class Dialogue:
 
     Attributes:
         prompt: the token ids of the next request: all of the last row.
+        opening: tokens of the first prompt.
         forks: the reason of each fork.
 
     Raises:
@@ -40,6 +41,7 @@ class Dialogue:
     ) -> None:
         self.forks: list[str] = []
         self.prompt = template.opening(messages, tools) if prompt is None else prompt
+        self.opening = len(self.prompt)
         self._template = template
         self._messages = list(messages)
         self._tools = tools

@@ -45,16 +45,15 @@ class Hosted:
 
     def prepare(self) -> None:
         """Prepares the class, and builds the object of an agent, which all its episodes begin with."""
-        prepare(self._target)
-        if isinstance(self._target.factory, type) and is_agent(self._target.factory):
-            self._object = self._target.build()
+        factory = self._target.factory
+        self._object = prepare(self._target, build=isinstance(factory, type) and is_agent(factory))
 
     def call(self, method: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """What a method returns; `reset` builds the object first. An agent has an event loop of its own, since its
         function may block."""
         if is_agent(self._target.factory):
-            found = self._play(options)
-            return asyncio.run(found) if inspect.iscoroutine(found) else found
+            reward = self._play(options)
+            return asyncio.run(reward) if inspect.iscoroutine(reward) else reward
         if method == "reset":
             self._object = self._target.build()
         return getattr(self._object, method)(*arguments, **options)
@@ -68,11 +67,22 @@ class Hosted:
         return self._object.run(**{name: value for name, value in options.items() if name in takes})
 
 
-def prepare(target: Target) -> None:
-    """Calls the class method `prepare` of an environment with its options, if there is one."""
+def prepare(target: Target, build: bool) -> Any:
+    """Calls the class method `prepare` of an environment with its options, if there is one.
+
+    Returns:
+        An object of the class, with `build`; else None.
+
+    Raises:
+        ValueError: the class cannot be prepared or built; names the key.
+    """
     methods = dict(inspect.getmembers(target.factory, inspect.ismethod))
-    if "prepare" in methods:
-        methods["prepare"](**target.options)
+    try:
+        if "prepare" in methods:
+            methods["prepare"](**target.options)
+        return target.build() if build else None
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{target.key}: {error}") from error
 
 
 class Host:
@@ -114,9 +124,6 @@ def host(nodes: Mapping[str, Any]) -> Host:
         ValueError: a class cannot be prepared; names the key.
     """
     classes = {name: Hosted(Target(node, f"environment.classes.{name}")) for name, node in nodes.items()}
-    for name, hosted in classes.items():
-        try:
-            hosted.prepare()
-        except (ValueError, OSError) as error:
-            raise ValueError(f"environment.classes.{name}: {error}") from error
+    for hosted in classes.values():
+        hosted.prepare()
     return Host(classes)

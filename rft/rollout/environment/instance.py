@@ -1,16 +1,17 @@
-"""Where the object of an environment lives: in this process, or in a worker of its own."""
+"""Where the object of an environment lives, in this process or in a worker of its own, and calls of its methods."""
 
 import asyncio
+import inspect
 import json
 import pickle
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 from rft.batch.row_fields import own_copy
 from rft.registry import Target
-from rft.rollout.environment.calls import CallFailed, call
 from rft.rollout.environment.hosted import Hosted, cut, host
 from rft.waits import waiting
 from rft.worker.worker import ForkServer, Worker, WorkerLost
@@ -19,15 +20,70 @@ LARGEST = 2**28  # bytes of an answer, beside its texts, which are cut
 START_S = 1800.0  # seconds; a server that has not prepared the classes by then, which may load data, does not answer
 
 
-class Instance(ABC):
-    """The object of an environment, for one episode."""
+class CallFailed(Exception):
+    """A call of the user's code failed.
 
-    @property
-    def lost(self) -> bool:
-        """Whether its process has ended, so that no method can be called."""
-        return False
+    Attributes:
+        reason: the class of the error, or "deadline".
+    """
 
-    @abstractmethod
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+async def call(name: str, function: Callable[[], Any], deadline_s: float | None) -> Any:
+    """What a function returns; if that can be awaited, what it then returns.
+
+    A thread cannot be ended: after the deadline its result is dropped, and it does not keep the process from ending.
+
+    Args:
+        name: of the function, for messages.
+
+    Raises:
+        CallFailed: the function raised an error or missed the deadline.
+    """
+    outcome: Future[tuple[Any, BaseException | None]] = Future()
+    outcome.set_running_or_notify_cancel()  # a deadline does not cancel it, so that the thread can always set it
+
+    def run() -> None:
+        try:
+            outcome.set_result((function(), None))
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # a function of the user may raise anything
+            outcome.set_result((None, error))
+
+    try:
+        async with asyncio.timeout(deadline_s) as deadline:
+            threading.Thread(target=run, daemon=True, name="environment").start()
+            value, raised = await asyncio.wrap_future(outcome)
+            if raised is not None:
+                raise raised
+            return await value if inspect.isawaitable(value) else value
+    except TimeoutError as error:
+        if deadline.expired():
+            raise CallFailed("deadline", f"{name} did not end in {deadline_s:g} s") from error
+        raise CallFailed("TimeoutError", f"{name} raised TimeoutError: {error}") from error
+    except (Exception, SystemExit) as error:  # a function of the user may raise anything
+        kind = type(error).__name__
+        raise CallFailed(kind, f"{name} raised {kind}: {error}") from error
+
+
+class LocalInstance:
+    """The object of an environment in this process, for one episode. Every call has a thread, which cannot be ended at
+    its deadline.
+
+    Args:
+        target: builds the object.
+
+    Attributes:
+        lost: whether its process has ended, so that no method can be called.
+    """
+
+    lost = False
+
+    def __init__(self, target: Target) -> None:
+        self._hosted = Hosted(target)
+
     async def call(self, method: str, *arguments: Any, deadline_s: float | None, most: int, **options: Any) -> Any:
         """What a method returns; `reset` builds the object first.
 
@@ -39,29 +95,15 @@ class Instance(ABC):
         Raises:
             CallFailed: the method raised an error or missed the deadline, or the object is lost.
         """
-
-    def end(self) -> None:
-        """Ends its process, if it has one."""
-
-
-class LocalInstance(Instance):
-    """An object of this process. Every call has a thread, which cannot be ended at its deadline.
-
-    Args:
-        target: builds the object.
-    """
-
-    def __init__(self, target: Target) -> None:
-        self._hosted = Hosted(target)
-
-    async def call(self, method: str, *arguments: Any, deadline_s: float | None, most: int, **options: Any) -> Any:
-        """See `Instance.call`."""
         arguments, options = own_copy((arguments, options))  # as a process would get them
         return cut(await call(method, partial(self._hosted.call, method, arguments, options), deadline_s), most)
 
+    def end(self) -> None:
+        """Does nothing: the object has no process of its own."""
 
-class ProcessInstance(Instance):
-    """An object of a worker, which a deadline ends. Calls at the same time wait for each other.
+
+class ProcessInstance:
+    """The object of an environment in a worker, which a deadline ends. Calls at the same time wait for each other.
 
     Args:
         name: of the class.
@@ -75,18 +117,18 @@ class ProcessInstance(Instance):
 
     @property
     def lost(self) -> bool:
-        """See `Instance.lost`."""
+        """Whether the worker has ended, so that no method can be called."""
         return self._worker.ended
 
     async def call(self, method: str, *arguments: Any, deadline_s: float | None, most: int, **options: Any) -> Any:
-        """See `Instance.call`."""
+        """What a method returns; arguments and errors are those of `LocalInstance.call`."""
         async with self._free:
             if self.lost:
                 raise CallFailed("process_died", f"{method}: the process of the environment has ended")
             try:
                 given = partial(pickle.dumps, (self._name, method, arguments, options, most))
                 answer = await self._worker.call(await call(method, given, None), deadline_s)
-                value, kind, message = await call(method, partial(_read, answer), None)
+                value, kind, message = await call(method, partial(json.loads, answer), None)
             except WorkerLost as error:
                 if error.reason == "deadline":
                     raise CallFailed("deadline", f"{method} did not end in {deadline_s:g} s") from error
@@ -99,13 +141,11 @@ class ProcessInstance(Instance):
         return value
 
     def end(self) -> None:
-        """See `Instance.end`."""
+        """Ends the worker."""
         self._worker.end()
 
 
-def _read(answer: bytes) -> tuple[Any, str | None, str]:
-    value, kind, message = json.loads(answer)
-    return value, kind, message
+Instance = LocalInstance | ProcessInstance
 
 
 class Processes:

@@ -2,17 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rft.batch.row_fields import own_copy
 from rft.data.tool_calls import ToolCall
 from rft.rollout.environment.call_format import CallNotices
-from rft.rollout.environment.calls import CallFailed
 from rft.rollout.environment.contract import FIELD, EnvironmentClass, checked_reward, checked_step, refuse_arguments
 from rft.rollout.environment.hosted import as_text
-from rft.rollout.environment.instance import Instance
+from rft.rollout.environment.instance import CallFailed, Instance
 from rft.sanitize import one_line, valid_text
 
 Messages = list[dict[str, Any]]
@@ -21,20 +21,6 @@ T = TypeVar("T")
 
 class EnvironmentFailed(Exception):
     """An environment cannot go through an episode, which therefore has no score. The message begins with a reason."""
-
-
-@dataclass
-class Counts:
-    """What an episode has done with its environment.
-
-    Attributes:
-        calls, failures: of tools; a call fails if it cannot be read or made, raises an error or misses its deadline.
-        seconds: in calls of the environment; those at the same time count each.
-    """
-
-    calls: int = 0
-    failures: int = 0
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -56,27 +42,29 @@ class LiveEnvironment:
     """An environment that one episode uses.
 
     Args:
-        made: its class.
+        kind: its class.
         instance: its object.
         limits: of calls.
         notices: of calls.
 
     Attributes:
         steps: see `EnvironmentClass`.
-        counts: so far.
+        calls, failures: of tools so far; a call fails if it cannot be read or made, raises an error or misses its
+            deadline.
+        seconds: in calls of the environment so far; those at the same time count each.
         rewards: of the steps so far.
     """
 
     def __init__(
-        self, made: EnvironmentClass, instance: Instance, limits: CallLimits, notices: CallNotices | None = None
+        self, kind: EnvironmentClass, instance: Instance, limits: CallLimits, notices: CallNotices | None = None
     ) -> None:
-        self.steps = made.steps
-        self.counts = Counts()
-        self._class = made
+        self.steps = kind.steps
+        self.calls, self.failures, self.seconds = 0, 0, 0.0
+        self.rewards: list[float] = []
+        self._class = kind
         self._instance = instance
         self._limits = limits
         self._notices = notices or CallNotices()
-        self.rewards: list[float] = []
 
     async def reset(self, row: Mapping[str, Any]) -> str | Messages | None:
         """Begins the episode; returns what it adds to the prompt.
@@ -85,7 +73,8 @@ class LiveEnvironment:
             EnvironmentFailed: it raised an error, missed its deadline or returned something else.
         """
         fields = {name: value for name, value in row.items() if name != FIELD}
-        return _observation("reset", await self._required("reset", **fields))
+        with _failing("reset"):
+            return _observation(await self._call("reset", **fields))
 
     async def use(self, tool: ToolCall | str) -> str:
         """The output of a tool, or an error for the model to read; an unreadable call is the text of its error.
@@ -93,7 +82,7 @@ class LiveEnvironment:
         Raises:
             EnvironmentFailed: the process of the environment has ended.
         """
-        self.counts.calls += 1
+        self.calls += 1
         fault = tool if isinstance(tool, str) else self._fault(tool)
         if fault is None:
             assert isinstance(tool, ToolCall)
@@ -107,9 +96,9 @@ class LiveEnvironment:
             except CallFailed as error:
                 fault = valid_text(str(error), f"{self._class.target.key}: {tool.name}")
                 if self._instance.lost:
-                    self.counts.failures += 1
+                    self.failures += 1
                     raise EnvironmentFailed(f"{error.reason}: {error}") from error
-        self.counts.failures += 1
+        self.failures += 1
         if isinstance(tool, ToolCall) and tool.name in self._class.tools:
             self._notices.used(tool.name, fault)
         return f"error: {fault}"
@@ -125,15 +114,12 @@ class LiveEnvironment:
         Raises:
             EnvironmentFailed: as in `reset`.
         """
-        found = await self._required("step", action)
-        try:
-            observation, reward, terminated, truncated = checked_step(found)
-        except ValueError as error:
-            raise EnvironmentFailed(f"step: {error}") from error
-        self.rewards.append(reward)
-        seen = _observation("step", observation) or ""
-        if not isinstance(seen, str) and any(message["role"] == "assistant" for message in seen):
-            raise EnvironmentFailed("step: its observation has a message of the role assistant, which the policy has")
+        with _failing("step"):
+            observation, reward, terminated, truncated = checked_step(await self._call("step", action))
+            self.rewards.append(reward)
+            seen = _observation(observation) or ""
+            if not isinstance(seen, str) and any(message["role"] == "assistant" for message in seen):
+                raise ValueError("its observation has a message of the role assistant, which the policy has")
         return seen, terminated, truncated
 
     async def begin_game(self, row: Mapping[str, Any]) -> None:
@@ -151,13 +137,14 @@ class LiveEnvironment:
         Raises:
             EnvironmentFailed: as in `reset`, or there is no such player.
         """
-        found = await self._required("get_observation")
-        if not isinstance(found, tuple | list) or len(found) != 2 or found[0] not in range(self._class.players):
-            raise EnvironmentFailed(
-                f"get_observation: it returned {found!r:.80}; it must return (player, observation), the player from 0 "
-                f"to {self._class.players - 1}"
-            )
-        return int(found[0]), _observation("get_observation", found[1]) or ""
+        with _failing("get_observation"):
+            turn = await self._call("get_observation")
+            if not isinstance(turn, tuple | list) or len(turn) != 2 or turn[0] not in range(self._class.players):
+                raise ValueError(
+                    f"it returned {turn!r:.80}; it must return (player, observation), the player from 0 to "
+                    f"{self._class.players - 1}"
+                )
+            return int(turn[0]), _observation(turn[1]) or ""
 
     async def act(self, action: str) -> bool:
         """The turn of a player. Returns whether the game has ended.
@@ -165,10 +152,11 @@ class LiveEnvironment:
         Raises:
             EnvironmentFailed: as in `reset`.
         """
-        found = await self._required("step", action)
-        if not isinstance(found, tuple | list) or len(found) != 2:  # JSON has lists
-            raise EnvironmentFailed(f"step: it returned {found!r:.80}; a game must return (done, info)")
-        return bool(found[0])
+        with _failing("step"):
+            outcome = await self._call("step", action)
+            if not isinstance(outcome, tuple | list) or len(outcome) != 2:  # JSON has lists
+                raise ValueError(f"it returned {outcome!r:.80}; a game must return (done, info)")
+            return bool(outcome[0])
 
     async def rewards_of_players(self) -> list[float]:
         """The reward of each player.
@@ -176,15 +164,11 @@ class LiveEnvironment:
         Raises:
             EnvironmentFailed: as in `reset`.
         """
-        found, players = await self._required("get_rewards"), self._class.players
-        if not isinstance(found, tuple | list) or len(found) != players:
-            raise EnvironmentFailed(
-                f"get_rewards: it returned {found!r:.80}, not a reward for each of {players} players"
-            )
-        try:
-            return [checked_reward(reward) for reward in found]
-        except ValueError as error:
-            raise EnvironmentFailed(f"get_rewards: {error}") from error
+        with _failing("get_rewards"):
+            rewards, players = await self._call("get_rewards"), self._class.players
+            if not isinstance(rewards, tuple | list) or len(rewards) != players:
+                raise ValueError(f"it returned {rewards!r:.80}, not a reward for each of {players} players")
+            return [checked_reward(reward) for reward in rewards]
 
     async def reward(self) -> float | None:
         """The reward of the episode; None if the class has none.
@@ -196,10 +180,8 @@ class LiveEnvironment:
             return sum(self.rewards)
         if not self._class.scores:
             return None
-        try:
-            return checked_reward(await self._required("get_reward"))
-        except ValueError as error:
-            raise EnvironmentFailed(f"get_reward: {error}") from error
+        with _failing("get_reward"):
+            return checked_reward(await self._call("get_reward"))
 
     async def run(self, row: Mapping[str, Any], base_url: str, api_key: str) -> float | None:
         """The reward that an agent returns, which plays the whole episode; no deadline of a call applies.
@@ -207,18 +189,9 @@ class LiveEnvironment:
         Raises:
             EnvironmentFailed: as in `reset`.
         """
-        start = time.perf_counter()
-        try:
-            found = await self._instance.call(
-                "run", deadline_s=None, most=self._limits.characters, data=dict(row), base_url=base_url, api_key=api_key
-            )
-            return None if found is None else checked_reward(found)
-        except CallFailed as error:
-            raise EnvironmentFailed(f"{error.reason}: {error}") from error
-        except ValueError as error:
-            raise EnvironmentFailed(f"run: {error}") from error
-        finally:
-            self.counts.seconds += time.perf_counter() - start
+        with _failing("run"):
+            reward = await self._timed("run", deadline_s=None, data=dict(row), base_url=base_url, api_key=api_key)
+            return None if reward is None else checked_reward(reward)
 
     async def outcome(self, episode: Coroutine[Any, Any, T], max_seconds: float | None) -> tuple[T | None, str | None]:
         """Awaits an episode and closes the environment.
@@ -254,32 +227,44 @@ class LiveEnvironment:
         """
         try:
             if self._class.closes and not self._instance.lost:
-                await self._required("close")
+                with _failing("close"):
+                    await self._call("close")
         finally:
             self._instance.end()
 
-    async def _required(self, method: str, *arguments: Any, **options: Any) -> Any:
-        try:
-            return await self._call(method, *arguments, **options)
-        except CallFailed as error:
-            raise EnvironmentFailed(f"{error.reason}: {error}") from error
-
     async def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        limits = self._limits
-        async with limits.slots:
-            start = time.perf_counter()
-            try:
-                found = await self._instance.call(
-                    method, *arguments, deadline_s=limits.deadline_s, most=limits.characters, **options
-                )
-                return valid_text(found, f"{self._class.target.key}: {method}")
-            finally:
-                self.counts.seconds += time.perf_counter() - start
+        """What a method returns, within the limits of a call."""
+        async with self._limits.slots:
+            return await self._timed(method, *arguments, deadline_s=self._limits.deadline_s, **options)
+
+    async def _timed(self, method: str, *arguments: Any, **options: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            returned = await self._instance.call(method, *arguments, most=self._limits.characters, **options)
+            return valid_text(returned, f"{self._class.target.key}: {method}")
+        finally:
+            self.seconds += time.perf_counter() - start
 
 
-def _observation(method: str, found: Any) -> str | Messages | None:
-    if found is None or isinstance(found, str):
-        return found
-    if isinstance(found, list) and all(isinstance(part, Mapping) and {"role", "content"} <= {*part} for part in found):
-        return [own_copy(dict(message)) for message in found]
-    raise EnvironmentFailed(f"{method}: it returned {found!r:.80}, neither text, chat messages nor None")
+@contextmanager
+def _failing(method: str) -> Iterator[None]:
+    """The episode fails if a call in the block does, or if a ValueError says that it returned something else."""
+    try:
+        yield
+    except CallFailed as error:
+        raise EnvironmentFailed(f"{error.reason}: {error}") from error
+    except ValueError as error:
+        raise EnvironmentFailed(f"{method}: {error}") from error
+
+
+def _observation(value: Any) -> str | Messages | None:
+    """What a method shows the policy.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(item, Mapping) and {"role", "content"} <= {*item} for item in value):
+        return [own_copy(dict(message)) for message in value]
+    raise ValueError(f"it returned {value!r:.80}, neither text, chat messages nor None")

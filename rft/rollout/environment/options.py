@@ -1,6 +1,5 @@
 """The options of a run whose answers are episodes: its environments, how tools are called, and limits."""
 
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,13 +9,14 @@ from rft.data.encode.encoder import Encoder
 from rft.data.encode.templates import PROBE, ChatTemplate
 from rft.data.tool_calls import TOOL_CALLS, find_format, read_by, reads_calls
 from rft.errors import build_each, did_you_mean
+from rft.imports import require_package
 from rft.ranges import PositiveInt, Seconds
 from rft.registry import Plugin, convert
 from rft.rollout.answerer import Episodes
 from rft.rollout.environment.call_format import CallFormat, CallReader
 from rft.rollout.environment.contract import FIELD, EnvironmentClass, environment_class
 from rft.rollout.environment.hosted import prepare
-from rft.rollout.environment.renderers import PackageRenderer, RendererCalls, check_renderer, renderer_of
+from rft.rollout.environment.renderers import PackageRenderer, check_renderer, renderer_of
 from rft.rollout.environment.turn_template import TurnTemplate
 
 KEY = "environment"
@@ -56,19 +56,21 @@ class EnvironmentOptions:
     renderer: str | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Environments(Episodes):
-    """See `Episodes`.
+    """The environments of a run, with their options.
 
     Attributes:
         classes: by their names.
         format: finds tool calls in the text of an answer; None: that of the template.
         options: as the yaml has them.
+        plays: whether a class plays by itself, and so needs the gateway.
     """
 
     classes: Mapping[str, EnvironmentClass]
     format: Plugin | None
     options: EnvironmentOptions
+    plays: bool
 
     @classmethod
     def of(cls, options: EnvironmentOptions) -> "Environments":
@@ -84,32 +86,39 @@ class Environments(Episodes):
         format = None if node == {"name": AUTO} else TOOL_CALLS.build(node, FORMAT)
         if options.renderer is not None:
             check_renderer(options.renderer)
-        made = cls(classes, format, options)
-        for package in ("fastapi", "uvicorn") if made.plays else ():
-            if importlib.util.find_spec(package) is None:
-                raise ValueError(f"{KEY}.classes: an agent needs the package {package}: pip install 'rft[serve]'")
-        return made
+        kinds = classes.values()
+        plays = any(kind.plays for kind in kinds)
+        for package in ("fastapi", "uvicorn") if plays else ():
+            cure = f"{KEY}.classes: an agent needs the package {package}: pip install 'rft[serve]'"
+            require_package(package, cure)
+        # rewards of turns only if every class has steps, states before turns only if no class plays by itself
+        known = {"turn_scores": all(kind.steps for kind in kinds), "anchor": not plays}
+        return cls(
+            classes=classes,
+            format=format,
+            options=options,
+            plays=plays,
+            max_tokens=options.max_tokens,
+            columns_if_read=tuple(name for name in TURN_COLUMNS if known.get(name, True)),
+            scores=all(kind.scores for kind in kinds),
+            several_players=any(kind.players > 1 for kind in kinds),
+        )
 
     def check(self, encoder: Encoder) -> None:
-        """See `Episodes.check`. Prepares the classes, and builds those that will live in this process."""
+        """Also prepares the classes, and builds those that will live in this process. Raises as of `Episodes`."""
         if encoder.chat is None:
             raise ValueError(
                 f"{KEY}: data.template=none has no form for several turns; set data.template=chat, or the name or path "
                 "of a template"
             )
-        for name, found in self.classes.items():
-            if found.tools and self._described:
-                encoder.chat.schemas(list(found.tools.values()), f"the tools of {KEY}.classes.{name}")
+        for name, kind in self.classes.items():
+            if kind.tools and self._described:
+                encoder.chat.schemas(list(kind.tools.values()), f"the tools of {KEY}.classes.{name}")
                 self._check_format(encoder)
         if (renderer := self._renderer(encoder)) is not None:
             renderer.check(encoder, self._tools(encoder.chat))
-        for name, found in self.classes.items():
-            try:
-                prepare(found.target)
-                if self.options.workers == "inline" and not found.plays:
-                    found.target.build()
-            except (ValueError, OSError) as error:
-                raise ValueError(f"{KEY}.classes.{name}: {error}") from error
+        for kind in self.classes.values():
+            prepare(kind.target, build=self.options.workers == "inline" and not kind.plays)
 
     def template(self, encoder: Encoder) -> TurnTemplate:
         """Encodes the dialogues of a run, with the renderer of the options.
@@ -127,7 +136,7 @@ class Environments(Episodes):
         if name is not None:
             return CallFormat(TOOL_CALLS.build({"name": name}, FORMAT), encoder)
         renderer = self._renderer(encoder)
-        return RendererCalls(renderer) if renderer is not None and renderer.reads_calls(encoder) else None
+        return renderer if renderer is not None and renderer.reads_calls(encoder) else None
 
     def _check_format(self, encoder: Encoder) -> None:
         """Refuses a template whose calls do not come back."""
@@ -141,8 +150,10 @@ class Environments(Episodes):
                 "them, or register a format of your own"
             )
         if self.format is not None and chat.writes_calls and not reads_calls(chat, read_by(self.format)):
-            found = find_format(chat)
-            cure = f"set it to {AUTO}, which is {found}" if found else f"choose another ({known}) or another template"
+            fitting = find_format(chat)
+            cure = (
+                f"set it to {AUTO}, which is {fitting}" if fitting else f"choose another ({known}) or another template"
+            )
             raise ValueError(
                 f"{FORMAT}={self.format.name}: it does not read the calls that data.template={chat.name} writes; {cure}"
             )
@@ -159,34 +170,7 @@ class Environments(Episodes):
         """The tools that the template renders in dialogues of each class; those of an agent are not known yet."""
         if not (chat.takes_tools and self._described):
             return []
-        return [[PROBE] if found.plays else list(found.tools.values()) for found in self.classes.values()]
-
-    @property
-    def max_tokens(self) -> int:
-        """See `Episodes.max_tokens`."""
-        return self.options.max_tokens
-
-    @property
-    def columns_if_read(self) -> tuple[str, ...]:
-        """See `Episodes`: rewards of turns only if every class has steps, states before turns only if no class plays by
-        itself."""
-        known = {"turn_scores": all(found.steps for found in self.classes.values()), "anchor": not self.plays}
-        return tuple(name for name in TURN_COLUMNS if known.get(name, True))
-
-    @property
-    def plays(self) -> bool:
-        """Whether a class plays by itself, and so needs the gateway."""
-        return any(found.plays for found in self.classes.values())
-
-    @property
-    def scores(self) -> bool:
-        """See `Episodes.scores`."""
-        return all(found.scores for found in self.classes.values())
-
-    @property
-    def several_players(self) -> bool:
-        """See `Episodes.several_players`."""
-        return any(found.players > 1 for found in self.classes.values())
+        return [[PROBE] if kind.plays else list(kind.tools.values()) for kind in self.classes.values()]
 
     def number_of(self, row: Mapping[str, Any], player: int = 0) -> int:
         """The number of a player of the environment of a row among all players of the run. Raises as `name_of`.
@@ -194,12 +178,9 @@ class Environments(Episodes):
         Args:
             player: of a game, from 0.
         """
-        name, first = self.name_of(row), 0
-        for other, found in self.classes.items():
-            if other == name:
-                break
-            first += found.players
-        return first + player
+        names = list(self.classes)
+        earlier = names[: names.index(self.name_of(row))]
+        return sum(self.classes[name].players for name in earlier) + player
 
     def name_of(self, row: Mapping[str, Any]) -> str:
         """The name of the environment of a row.

@@ -5,7 +5,6 @@ of `TurnTemplate` has none, such as those that close a thought which was cut. It
 format of `rft.data.tool_calls` has, such as Gemma 4's.
 """
 
-import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, get_args
@@ -16,6 +15,7 @@ from rft.data.encode.templates import ChatTemplate
 from rft.data.tool_calls import Schema, ToolCall, reads_calls
 from rft.data.tool_calls.find_format import TOOLS, CallingTurn
 from rft.errors import did_you_mean
+from rft.imports import require_package
 from rft.rollout.answers import Answer
 from rft.rollout.environment.call_format import CallReader, Read
 from rft.rollout.environment.turn_template import Message, NoSuffix, Renderer, Tools, TurnTemplate
@@ -40,10 +40,8 @@ def check_renderer(name: str) -> None:
         ValueError: a package is missing, or it has no such renderer; names the key and the cure.
     """
     for package in ("renderers", "httpx"):  # renderers imports httpx and does not declare it
-        if importlib.util.find_spec(package) is None:
-            raise ValueError(
-                f"{KEY}={name}: the package {package} is not installed; pip install 'rft[renderers]', or set {KEY}=null"
-            )
+        cure = f"pip install 'rft[renderers]', or set {KEY}=null"
+        require_package(package, f"{KEY}={name}: the package {package} is not installed; {cure}")
     known = _names()
     if name != AUTO and name not in known:
         raise ValueError(
@@ -67,23 +65,20 @@ def renderer_of(name: str, chat: ChatTemplate) -> "PackageRenderer | None":
     from renderers import config_from_name, create_renderer
     from renderers.base import MODEL_RENDERER_MAP
 
-    if name == AUTO:
-        found = MODEL_RENDERER_MAP.get(chat.tokenizer.name_or_path)
-        if found is None:
-            return None
-    else:
-        found = name
+    chosen = MODEL_RENDERER_MAP.get(chat.tokenizer.name_or_path) if name == AUTO else name
+    if chosen is None:
+        return None
     try:
-        made = create_renderer(chat.tokenizer, config_from_name(found), chat_template_kwargs=chat.arguments or None)
+        made = create_renderer(chat.tokenizer, config_from_name(chosen), chat_template_kwargs=chat.arguments or None)
     except REFUSALS as error:
         raise ValueError(
-            f"{KEY}={name}: the renderer {found} cannot be built with the tokenizer and data.template_arguments of "
+            f"{KEY}={name}: the renderer {chosen} cannot be built with the tokenizer and data.template_arguments of "
             f"this run ({_shown(error)}); choose the renderer of the model, or set {KEY}=null"
         ) from error
     return PackageRenderer(f"{KEY}={name}", made)
 
 
-class PackageRenderer(Renderer):
+class PackageRenderer(Renderer, CallReader):
     """A renderer of the package.
 
     Args:
@@ -96,13 +91,17 @@ class PackageRenderer(Renderer):
         self._renderer = renderer
 
     def suffix(self, prompt: list[int], answer: list[int], messages: list[Message], tools: Tools) -> list[int] | None:
-        """See `Renderer.suffix`. Also None if the renderer drops tokens of the answer, as it does behind an end token
-        in the middle of it."""
-        found = self._renderer.bridge_to_next_turn(prompt, answer, messages, tools=tools)
+        """Also None if the renderer drops tokens of the answer, as it does behind an end token in the middle of it."""
+        bridge = self._renderer.bridge_to_next_turn(prompt, answer, messages, tools=tools)
         before = [*prompt, *answer]
-        if found is None or found.token_ids[: len(before)] != before:
+        if bridge is None or bridge.token_ids[: len(before)] != before:
             return None
-        return list(found.token_ids[len(before) :])
+        return list(bridge.token_ids[len(before) :])
+
+    def read(self, prompt: Sequence[int], answer: Answer, tools: Mapping[str, Schema], stop: Sequence[str]) -> Read:
+        """The text is that of the engine, without special tokens."""
+        content, calls = self.calls(prompt, answer.tokens, tools)
+        return Read(answer.finish.text if calls else content, content, calls)
 
     def calls(
         self, prompt: Sequence[int], answer: Sequence[int], tools: Mapping[str, Schema]
@@ -117,11 +116,11 @@ class PackageRenderer(Renderer):
         """
         schemas = [tool["function"] for tool in tools.values()]
         try:
-            found = self._renderer.parse_response(list(answer), tools=schemas, prompt_ids=list(prompt))
+            parsed = self._renderer.parse_response(list(answer), tools=schemas, prompt_ids=list(prompt))
         except REFUSALS as error:
             return "", [f"the answer cannot be read ({_shown(error)})"]
-        calls = [] if found.reasoning_complete is False else [_call(call) for call in found.tool_calls]
-        return str(found.content), calls
+        calls = [] if parsed.reasoning_complete is False else [_call(call) for call in parsed.tool_calls]
+        return str(parsed.content), calls
 
     def reads_calls(self, encoder: Encoder) -> bool:
         """Whether the package reads the calls that the chat template of the run writes."""
@@ -152,12 +151,12 @@ class PackageRenderer(Renderer):
                 continue
             what = f"{' and '.join(message['role'] for message in messages)}, {'with' if some else 'without'} tools"
             try:
-                found = self._renderer.render_ids(messages, tools=some, add_generation_prompt=True)
+                written = self._renderer.render_ids(messages, tools=some, add_generation_prompt=True)
             except REFUSALS as error:
                 raise self._refusal(encoder, what, f"it writes nothing ({_shown(error)})") from error
-            self._compare(encoder, what, found, expected)
-        for what, found, expected in self._suffixes(encoder):
-            self._compare(encoder, what, found, expected)
+            self._compare(encoder, what, written, expected)
+        for what, written, expected in self._suffixes(encoder):
+            self._compare(encoder, what, written, expected)
 
     def _suffixes(self, encoder: Encoder) -> Iterator[tuple[str, list[int], list[int]]]:
         """What stands behind an answer, by the renderer and by the chat template, where both know it."""
@@ -169,18 +168,18 @@ class PackageRenderer(Renderer):
             if behind is None or (end is not None and behind == _suffix(template, messages, None)):
                 continue
             try:
-                found = self.suffix(prompt, answer if end is None else [*answer, end], messages, None)
+                written = self.suffix(prompt, answer if end is None else [*answer, end], messages, None)
             except REFUSALS as error:
                 raise self._refusal(encoder, what, f"it writes nothing ({_shown(error)})") from error
-            if found is not None:
-                yield f"{what} behind an answer that was {'cut' if end is None else 'ended'}", found, behind
+            if written is not None:
+                yield f"{what} behind an answer that was {'cut' if end is None else 'ended'}", written, behind
 
-    def _compare(self, encoder: Encoder, what: str, found: list[int], expected: list[int]) -> None:
+    def _compare(self, encoder: Encoder, what: str, written: list[int], expected: list[int]) -> None:
         """Refuses other tokens than expected."""
-        if found == expected:
+        if written == expected:
             return
-        place = _first_difference(found, expected)
-        own, other = (repr(encoder.decode([ids[place]])) if place < len(ids) else "none" for ids in (found, expected))
+        place = _first_difference(written, expected)
+        own, other = (repr(encoder.decode([ids[place]])) if place < len(ids) else "none" for ids in (written, expected))
         raise self._refusal(encoder, what, f"its token {place} is {own}, that of the template {other}")
 
     def _refusal(self, encoder: Encoder, what: str, reason: str) -> ValueError:
@@ -189,22 +188,6 @@ class PackageRenderer(Renderer):
             f"{self._title} is no renderer of data.template={encoder.chat.name}: in a conversation ({what}) {reason}; "
             f"choose the renderer of the template, set data.template_arguments that both take, or {KEY}=null"
         )
-
-
-class RendererCalls(CallReader):
-    """Reads calls with a renderer of the package.
-
-    Args:
-        renderer: of the run.
-    """
-
-    def __init__(self, renderer: PackageRenderer) -> None:
-        self._renderer = renderer
-
-    def read(self, prompt: Sequence[int], answer: Answer, tools: Mapping[str, Schema], stop: Sequence[str]) -> Read:
-        """See `CallReader.read`. The text is that of the engine, without special tokens."""
-        content, calls = self._renderer.calls(prompt, answer.tokens, tools)
-        return Read(answer.finish.text if calls else content, content, calls)
 
 
 def _call(call: Any) -> ToolCall | str:

@@ -4,11 +4,12 @@ import asyncio
 import queue
 import time
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rft.remote.event_loop import EventLoop, call_in
+from rft.remote.event_loop import EventLoop
 from rft.rollout.engine.base import Completion, Request
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import Sampler
@@ -27,22 +28,12 @@ class Turn:
     Attributes:
         request: with one seed.
         sampling: how it is sampled.
-        loop: of the coroutine that waits.
-        future: what it waits for.
+        delivered: what the dialogue waits for, unless it took too long.
     """
 
     request: Request
     sampling: Sampling
-    loop: asyncio.AbstractEventLoop
-    future: "asyncio.Future[Completion]"
-
-    def deliver(self, completion: Completion) -> None:
-        """Continues the dialogue. Any thread may call it."""
-        call_in(self.loop, self._settle, completion)
-
-    def _settle(self, completion: Completion) -> None:
-        if not self.future.done():  # a dialogue that took too long was cancelled
-            self.future.set_result(completion)
+    delivered: Future[Completion]
 
 
 class TurnQueue:
@@ -81,10 +72,10 @@ class TurnQueue:
             prompt: token ids.
             limit: most new tokens.
         """
-        loop = asyncio.get_running_loop()
-        turn = Turn(Request(prompt, [seed], [limit]), sampling, loop, loop.create_future())
-        self._waiting.put(turn)
-        return await turn.future
+        delivered: Future[Completion] = Future()
+        delivered.set_running_or_notify_cancel()  # a dialogue that is cancelled does not cancel what it waited for
+        self._waiting.put(Turn(Request(prompt, [seed], [limit]), sampling, delivered))
+        return await asyncio.wrap_future(delivered)
 
     def serve(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs dialogues to their end and returns what they return. An error of the engine ends them."""
@@ -100,11 +91,11 @@ class TurnQueue:
     def _take(self) -> list[Turn]:
         """The turns that wait, at least one; none when the dialogues have ended."""
         turns = []
-        found = self._next()
-        while found is not None:
-            turns.append(found)
+        turn = self._next()
+        while turn is not None:
+            turns.append(turn)
             try:
-                found = self._waiting.get(timeout=0 if len(turns) >= self._open else self._collect_s)
+                turn = self._waiting.get(timeout=0 if len(turns) >= self._open else self._collect_s)
             except queue.Empty:
                 break
         return sorted(turns, key=lambda turn: turn.request.seeds)
@@ -124,7 +115,7 @@ class TurnQueue:
             turns = [turn for turn in turns if turn.sampling != sampling]
 
             def deliver(number: int, _: int, completion: Completion, same: list[Turn] = same) -> None:
-                same[number].deliver(completion)
+                same[number].delivered.set_result(completion)
 
             self._sampler.generate([turn.request for turn in same], sampling, deliver)
         self._collect_s = max(COLLECT_S, COLLECT_SHARE * (time.perf_counter() - start))

@@ -23,7 +23,8 @@ from rft.data.encode.parts import has_parts, with_data_urls
 from rft.errors import Checks, did_you_mean
 from rft.metrics import Metrics
 from rft.ranges import PositiveInt
-from rft.rollout.answers import failure_of, log_episodes
+from rft.rollout.answerer import RowRequests
+from rft.rollout.answers import log_episodes
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.forced_stop import ForcedStop
 from rft.rollout.source.base import RolloutContext
@@ -177,22 +178,9 @@ class RolloutSource(Source):
         self, rows: list[dict[str, Any]], seeds: list[list[int]], sampling: Sampling, metrics: Metrics
     ) -> tuple[list[list[Trajectory]], Scores]:
         """Trajectories per row, and the scores of all of them in order."""
-        firsts = [0, *itertools.accumulate(map(len, seeds))]
-
-        with self.context.scoring() as scoring:
-
-            def announce(number: int, sample: int, trajectory: Trajectory) -> None:
-                scoring.add(firsts[number] + sample, trajectory.text, trajectory.fields)
-
-            with metrics.timer("rollout"):
-                forced_stop = self.options.interruption
-                answers = self.context.answerer.answer(rows, seeds, sampling, announce, forced_stop)
-            trajectories = [trajectory for group in answers for trajectory in group]
-            texts = [trajectory.text for trajectory in trajectories]
-            with metrics.timer("reward"):
-                scores = scoring.finish(texts, [trajectory.fields for trajectory in trajectories])
-        log_episodes(trajectories, metrics)
-        scores = scores.drop_failed([failure_of(trajectory) for trajectory in trajectories])
+        asked = RowRequests(rows, seeds, sampling, self.options.interruption)
+        answers, scores = self.context.answerer.answer_and_score(asked, self.context.scoring(), metrics)
+        log_episodes([*itertools.chain(*answers)], metrics)
         return answers, scores.drop_groups([len(group) for group in answers])
 
     def _draw_until_full(self, dynamic_sampling: DynamicSampling, metrics: Metrics) -> list[list[dict[str, Any]]]:
@@ -205,20 +193,20 @@ class RolloutSource(Source):
                 break
             for group in self.draw(metrics):
                 terms = {row["unit"]: row["terms"][dynamic_sampling.term] for row in group}  # one of each trajectory
-                informative = dynamic_sampling.keeps(torch.stack(list(terms.values())))
-                (good if informative else spare).append(group)
+                kept = dynamic_sampling.keeps(torch.stack(list(terms.values())))
+                (good if kept else spare).append(group)
             metrics.largest("rollout/rounds", round_number)
-        found = self._total(len(good))
-        metrics.add("rollout/informative", min(found, prompts) / prompts, 1.0)
-        if found < prompts:
+        informative = self._total(len(good))
+        metrics.add("rollout/informative", min(informative, prompts) / prompts, 1.0)
+        if informative < prompts:
             logging.getLogger(__name__).warning(
                 "dynamic sampling found %d of %d groups with signal in %r in algorithm.source.redraw.max_rounds=%d "
                 "rounds; groups without signal fill the batch",
-                found, prompts, dynamic_sampling.term, dynamic_sampling.max_rounds,
+                informative, prompts, dynamic_sampling.term, dynamic_sampling.max_rounds,
             )  # fmt: skip
         good, spare = self.all_groups(good), self.all_groups(spare)
-        chosen = good[:prompts] + spare[: max(0, prompts - found)]
-        self.drop(spare[max(0, prompts - found) :][self.context.share], "no signal")
+        chosen = good[:prompts] + spare[: max(0, prompts - informative)]
+        self.drop(spare[max(0, prompts - informative) :][self.context.share], "no signal")
         # Groups move between ranks, because which rank finds signal is random.
         self._surplus = good[prompts:][self.context.share]
         return chosen[self.context.share]

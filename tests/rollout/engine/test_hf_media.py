@@ -8,7 +8,7 @@ from rft.batch.collate import collate
 from rft.batch.media import media_entries
 from rft.batch.trajectory import to_row
 from rft.distributed import start
-from rft.rollout.answers import single_turn
+from rft.rollout.answers import uncut
 from rft.rollout.engine.base import EngineContext, Request
 from rft.rollout.engine.hf import HFEngine
 from rft.rollout.engine.sampling import Sampling
@@ -46,7 +46,7 @@ def test_the_log_probabilities_of_the_engine_are_those_of_the_trainer(name, tmp_
     answers = [(number, completion) for number, group in enumerate(found) for completion in group]
     assert not {token for _, completion in answers for token in completion.tokens} & set(encode.processor.placeholders)
     batch = collate(
-        [to_row(single_turn(prompts[number], completion, {}), group=number, unit=unit)
+        [to_row(uncut(completion).trajectory(prompts[number], {}), group=number, unit=unit)
          for unit, (number, completion) in enumerate(answers)]
     )  # fmt: skip
     batch["loss_mask"] = batch["response_mask"]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.tokenizer import characters
+from rft.rollout.answerer import RowRequests
 from rft.rollout.engine.base import Completion
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.environment.episodes import EpisodeAnswerer
@@ -75,12 +76,10 @@ def play(write, classes, rows, samples=1, template=TEMPLATE, context=4000, force
     announced = {}
     answerer = EpisodeAnswerer(environments, encoder, sampler, context)
     try:
+        seeds = [[100 * number + sample for sample in range(samples)] for number in range(len(rows))]
         found = answerer.answer(
-            rows,
-            [[100 * number + sample for sample in range(samples)] for number in range(len(rows))],
-            SAMPLING,
+            RowRequests(rows, seeds, SAMPLING, forced_stop),
             lambda number, sample, trajectory: announced.update({(number, sample): trajectory}),
-            forced_stop,
         )
     finally:
         answerer.close()

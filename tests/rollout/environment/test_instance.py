@@ -10,8 +10,7 @@ import pytest
 from rft import waits
 from rft.registry import Target
 from rft.rollout.environment import instance
-from rft.rollout.environment.calls import CallFailed
-from rft.rollout.environment.instance import LocalInstance, Processes
+from rft.rollout.environment.instance import CallFailed, LocalInstance, Processes
 from tests.conftest import SOON_S
 
 

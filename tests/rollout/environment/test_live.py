@@ -1,7 +1,7 @@
 import pytest
 
 from rft.rollout.environment.hosted import as_text, cut
-from rft.rollout.environment.live import EnvironmentFailed, _observation
+from rft.rollout.environment.live import _observation
 
 
 def test_outputs_as_text():
@@ -15,8 +15,8 @@ def test_only_texts_are_cut():
 
 def test_observations():
     messages = [{"role": "user", "content": "a", "name": "b"}]
-    seen = _observation("reset", messages)
-    assert seen == messages and seen[0] is not messages[0] and _observation("reset", None) is None
+    seen = _observation(messages)
+    assert seen == messages and seen[0] is not messages[0] and _observation(None) is None
     for wrong in (3, ["a"], [{"role": "user"}], {"role": "user", "content": "a"}):
-        with pytest.raises(EnvironmentFailed, match=r"^step: it returned"):
-            _observation("step", wrong)
+        with pytest.raises(ValueError, match=r"^it returned"):
+            _observation(wrong)

@@ -3,6 +3,7 @@
 import torch
 
 from rft.data.encode.encoder import Encoder
+from rft.rollout.answerer import RowRequests
 from rft.rollout.environment.episodes import EpisodeAnswerer
 from rft.rollout.environment.options import EnvironmentOptions, Environments
 from tests.rollout.environment.scripted import OPTIONS
@@ -31,7 +32,8 @@ def gap_of_ten_turns(engine, model, sampling):
     environments = Environments.of(EnvironmentOptions(classes={"echo": node}, **{**OPTIONS, "max_turns": TURNS}))
     answerer = EpisodeAnswerer(environments, Encoder(engine.context.tokenizer, "turns", None), engine, 256)
     rows, differences, turns = [{"prompt": "ab 12"}, {"prompt": "7"}], [], []
-    for group in answerer.answer(rows, [list(range(32)), list(range(32, 64))], sampling, lambda *_: None):
+    asked = RowRequests(rows, [list(range(32)), list(range(32, 64))], sampling)
+    for group in answerer.answer(asked, lambda *_: None):
         for trajectory in group:
             assert trajectory.episode["failed"] is None and not trajectory.earlier
             turns.append(trajectory.turns)

@@ -14,7 +14,7 @@ from rft.batch.trajectory import to_row
 from rft.data.sampler import RowSampler
 from rft.metrics import Metrics
 from rft.registry import convert
-from rft.rollout.answers import single_turn
+from rft.rollout.answers import uncut
 from rft.rollout.engine.base import Completion, row_seed
 from rft.rollout.engine.sampling import FirstToken, Sampling
 from rft.rollout.forced_stop import ForcedStop
@@ -92,7 +92,7 @@ def test_seeds_of_rows_are_all_different():
 
 def test_a_row_of_the_batch():
     completion = Completion([7, 8], [-0.25, -1.5], "length", "said", [3, 4])
-    row = to_row(single_turn([5, 6, 4], completion, {"prompt": "p", "answer": "a"}), group=3, unit=13)
+    row = to_row(uncut(completion).trajectory([5, 6, 4], {"prompt": "p", "answer": "a"}), group=3, unit=13)
     assert set(row) == {*SOURCE_COLUMNS, "rollout_logprobs", "version"} and (row["group"], row["unit"]) == (3, 13)
     assert row["tokens"]["input_ids"].tolist() == [5, 6, 4, 7, 8]
     assert row["tokens"]["attention_mask"].tolist() == [1, 1, 1, 1, 1]
@@ -100,7 +100,7 @@ def test_a_row_of_the_batch():
     assert row["rollout_logprobs"].tolist() == [0, 0, 0, -0.25, -1.5]
     assert row["truncated"] is True and row["version"].tolist() == [0, 0, 0, 3, 4]
     assert row["fields"] == {"prompt": "p", "answer": "a", "text": "said", "finish_reason": "length"}
-    ended = single_turn([5], Completion([7], [0.0], "stop", "", [0]), {})
+    ended = uncut(Completion([7], [0.0], "stop", "", [0])).trajectory([5], {})
     assert to_row(ended, group=0, unit=0)["truncated"] is False
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -10,14 +10,74 @@ from torch.profiler import record_function
 from transformers import Cache, PreTrainedModel
 
 from rft.actor.forward.logits import forbid_
-from rft.rollout.engine.decoding.cuda_graph import CudaGraph
 from rft.rollout.engine.decoding.fused_step import FusedStep
-from rft.rollout.engine.decoding.rows import Rows
 from rft.rollout.engine.decoding.step_attention import attends_by_step, step_obstacle
 from rft.rollout.engine.kv_cache import keep_rows, make_static
-from rft.rollout.engine.sampling import Sampling, draw, draws_on_device
+from rft.rollout.engine.sampling import Sampling, draw, draws_on_device, stream
 
 RECORDED = "cuda"  # the device whose steps are recorded
+Result = TypeVar("Result")
+
+
+@dataclass
+class Rows:
+    """What decoding knows of R rows.
+
+    Attributes:
+        numbers: (R,) of the rows in their wave.
+        padding: (R,) tokens before each row.
+        streams: (R,) random streams.
+        caps: (R,) most tokens that are sampled.
+        deltas: (R, 1) added to the positions of a model that counts them in several dimensions; else None.
+        tokens: (R,) the newest token.
+        live: (R,) bool, whether a row has not ended.
+        padded: whether a row of the wave has padding.
+        most: the largest cap of the wave.
+    """
+
+    numbers: Tensor
+    padding: Tensor
+    streams: Tensor
+    caps: Tensor
+    deltas: Tensor | None
+    tokens: Tensor
+    live: Tensor
+    padded: bool
+    most: int
+
+    @classmethod
+    def of(
+        cls, padding: list[int], seeds: list[int], limits: list[int], deltas: Tensor | None, device: torch.device
+    ) -> "Rows":
+        """All rows of a wave, before a token is sampled."""
+        pads = torch.tensor(padding, device=device)
+        return cls(
+            numbers=torch.arange(len(pads), device=device),
+            padding=pads,
+            streams=stream(seeds).to(device),
+            caps=torch.tensor(limits, device=device),
+            deltas=deltas,
+            tokens=torch.zeros_like(pads),
+            live=torch.ones_like(pads, dtype=torch.bool),
+            padded=any(padding),
+            most=max(limits),
+        )
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def compacted(self, size: int) -> Tensor:
+        """The first `size` rows (size,), with all live ones: those behind take the places of rows that have ended."""
+        rows = torch.arange(size, device=self.live.device)
+        behind = self.live[size:].nonzero().squeeze(1) + size
+        rows[(~self.live[:size]).nonzero().squeeze(1)[: len(behind)]] = behind
+        return rows
+
+    def keep(self, rows: Tensor) -> None:
+        """Keeps these rows (R',) alone, in new tensors."""
+        for name, value in list(vars(self).items()):
+            if isinstance(value, Tensor):
+                setattr(self, name, value[rows])
 
 
 @dataclass(eq=False)
@@ -116,6 +176,39 @@ class Decoder:
         return logits
 
 
+class CudaGraph(Generic[Result]):
+    """A function without arguments, recorded on the current device. It is not computed until the first replay.
+
+    Args:
+        function: reads no number of the device, and the tensors that it reads and changes keep their addresses. It was
+            called before, since what libraries do at their first call cannot be recorded.
+        name: of the model, for messages.
+
+    Raises:
+        ValueError: the function cannot be recorded; names the key and the cure.
+    """
+
+    def __init__(self, function: Callable[[], Result], name: str) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):  # other threads may use the device
+                self._result = function()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise refusal(f"a step of {name} cannot be recorded ({str(error).splitlines()[0]})") from error
+
+    def replay(self) -> Result:
+        """Computes the function. The next call overwrites the tensors of the result."""
+        self._graph.replay()
+        return self._result
+
+
+def refusal(reason: str) -> ValueError:
+    """The error of a run whose steps cannot be recorded."""
+    return ValueError(f"rollout.engine.cuda_graphs=true: {reason}; set rollout.engine.cuda_graphs=false")
+
+
 @dataclass(eq=False)
 class StaticDecoder(Decoder):
     """Decodes in steps of fixed shapes, which a GPU replays as a CUDA graph.
@@ -141,7 +234,7 @@ class StaticDecoder(Decoder):
         super().keep(rows)
 
     def step(self) -> None:
-        """See `Decoder.step`. The first step of new shapes is not replayed: it prepares what libraries need."""
+        """The first step of new shapes is not replayed: it prepares what libraries need."""
         if self.prompt + self.drawn > self._layers[0].capacity:
             self._replay = None
             for layer in self._layers:
@@ -162,7 +255,7 @@ class StaticDecoder(Decoder):
         return lambda: self._take(logits.replay(), self.sampling)
 
     def _logits(self) -> Tensor:
-        """See `Decoder`. Like the draw it reads no number, and no input but tensors that keep their addresses."""
+        """Like the draw, it reads no number, and no input but tensors that keep their addresses."""
         columns = torch.arange(self._layers[0].capacity, device=self._place.device)
         seen = (columns >= self.rows.padding[:, None]) & (columns <= self._place)  # (R, T)
         return self._logits_by_step(seen, (self._place - self.rows.padding)[:, None])

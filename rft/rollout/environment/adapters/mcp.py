@@ -1,10 +1,10 @@
 """Tools of servers of the Model Context Protocol (MCP). The package `mcp` is an extra."""
 
-import importlib.util
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+from rft.imports import require_package
 from rft.ranges import Seconds
 
 
@@ -49,8 +49,7 @@ class Mcp:
     """
 
     def __init__(self, *, servers: dict[str, Server], request_s: Seconds) -> None:
-        if importlib.util.find_spec("mcp") is None:
-            raise ValueError("the package mcp is not installed; pip install 'rft[mcp]'")
+        require_package("mcp", "the package mcp is not installed; pip install 'rft[mcp]'")
         if not servers:
             raise ValueError("servers is empty; name one, {search: {command: ..., args: [...]}}")
         for name, server in servers.items():

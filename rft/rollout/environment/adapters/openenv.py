@@ -4,23 +4,25 @@ The protocol is that of openenv 0.10, `openenv/core/env_client.py`: JSON message
 `reset` or `step` is answered by an `observation`, or by an `error`.
 """
 
-import importlib.util
 import json
 import socket
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from rft.imports import require_package
 from rft.ranges import Seconds
 from rft.rollout.environment.hosted import as_text
 
 Step = tuple[str, float, bool, bool, dict[str, Any]]
 
 
+@dataclass(kw_only=True, eq=False)
 class OpenEnv:
     """An environment of a server that runs already. Each episode has a connection, and so a session, of its own.
 
-    Args:
+    Attributes:
         url: of the server, such as http://localhost:8000.
         action: the field of an action that gets the policy's text.
         action_fields: other fields of each action.
@@ -33,46 +35,39 @@ class OpenEnv:
         ValueError: the package is missing, the url is none of HTTP, or no server listens there.
     """
 
-    def __init__(
-        self,
-        *,
-        url: str,
-        action: str,
-        action_fields: dict[str, Any],
-        observation: str,
-        reset_fields: list[str],
-        headers: dict[str, str],
-        request_s: Seconds,
-    ) -> None:
-        if importlib.util.find_spec("websockets") is None:
-            raise ValueError("the package websockets is not installed; pip install 'rft[openenv]'")
-        parts = urlsplit(url)
+    url: str
+    action: str
+    action_fields: dict[str, Any]
+    observation: str
+    reset_fields: list[str]
+    headers: dict[str, str]
+    request_s: Seconds
+
+    def __post_init__(self) -> None:
+        require_package("websockets", "the package websockets is not installed; pip install 'rft[openenv]'")
+        parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or parts.hostname is None:
-            raise ValueError(f"url={url!r}: expected that of a server, such as http://localhost:8000")
+            raise ValueError(f"url={self.url!r}: expected that of a server, such as http://localhost:8000")
         try:
             port = parts.port or (443 if parts.scheme == "https" else 80)
-            socket.create_connection((parts.hostname, port), timeout=request_s).close()
+            socket.create_connection((parts.hostname, port), timeout=self.request_s).close()
         except OSError as error:
-            raise ValueError(f"url={url}: the server does not answer ({error}); start it") from error
-        self._url = f"ws{url.removeprefix('http').rstrip('/')}/ws"
-        self._action = action
-        self._action_fields = action_fields
-        self._observation = observation
-        self._reset_fields = reset_fields
-        self._headers = headers
-        self._request_s = request_s
+            raise ValueError(f"url={self.url}: the server does not answer ({error}); start it") from error
         self._connection: Any = None
 
     def reset(self, **row: Any) -> str:
         """Opens a session; returns the first observation, which is put behind the prompt. Raises as `step`."""
         from websockets.sync.client import connect
 
-        if missing := [name for name in self._reset_fields if name not in row]:
+        if missing := [name for name in self.reset_fields if name not in row]:
             raise ValueError(f"reset_fields: the row has no field {missing[0]!r} (it has: {', '.join(row)})")
         self._connection = connect(
-            self._url, additional_headers=self._headers, open_timeout=self._request_s, max_size=None
+            f"ws{self.url.removeprefix('http').rstrip('/')}/ws",
+            additional_headers=self.headers,
+            open_timeout=self.request_s,
+            max_size=None,
         )
-        return self._text(self._request("reset", {name: row[name] for name in self._reset_fields}))
+        return self._text(self._request("reset", {name: row[name] for name in self.reset_fields}))
 
     def step(self, action: str) -> Step:
         """One turn; see the contract.
@@ -83,8 +78,8 @@ class OpenEnv:
             TimeoutError: there is no answer within `request_s`.
             websockets.exceptions.ConnectionClosed: the server has ended.
         """
-        found = self._request("step", {**self._action_fields, self._action: action})
-        return self._text(found), float(found["reward"] or 0.0), bool(found["done"]), False, {}
+        turn = self._request("step", {**self.action_fields, self.action: action})
+        return self._text(turn), float(turn["reward"] or 0.0), bool(turn["done"]), False, {}
 
     def close(self) -> None:
         """Ends the session."""
@@ -96,7 +91,7 @@ class OpenEnv:
 
         with suppress(ConnectionClosed):  # a server without a free session writes an error and closes; it is read next
             self._connection.send(json.dumps({"type": kind, "data": data}))
-        answer: dict[str, Any] = json.loads(self._connection.recv(self._request_s))
+        answer: dict[str, Any] = json.loads(self._connection.recv(self.request_s))
         if answer["type"] == "error":
             cure = "; set max_concurrent_envs of the server to the number of open episodes"
             code = answer["data"]["code"]
@@ -104,11 +99,11 @@ class OpenEnv:
                 f"the server answers {kind} with {code}: {answer['data']['message']}"
                 f"{cure if code == 'CAPACITY_REACHED' else ''}"
             )
-        found: dict[str, Any] = answer["data"]
-        return found
+        result: dict[str, Any] = answer["data"]
+        return result
 
-    def _text(self, found: dict[str, Any]) -> str:
-        fields = found["observation"]
-        if self._observation not in fields:
-            raise ValueError(f"observation={self._observation}: the server's has the fields {', '.join(fields)}")
-        return as_text(fields[self._observation])
+    def _text(self, turn: dict[str, Any]) -> str:
+        fields = turn["observation"]
+        if self.observation not in fields:
+            raise ValueError(f"observation={self.observation}: the server's has the fields {', '.join(fields)}")
+        return as_text(fields[self.observation])

@@ -5,7 +5,6 @@ The package `verl` is needed for tools, whose schemas are objects of it; interac
 
 import asyncio
 import inspect
-from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import cache
 from numbers import Real
@@ -35,10 +34,6 @@ class Shared:
     def named(self, name: str) -> Any:
         """The object of a name that there is."""
         return dict(self.objects)[name]
-
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """What a coroutine returns in the loop of the objects. It blocks the thread that calls it."""
-        return self.loop.run(work)
 
 
 class VerlTools:
@@ -70,7 +65,11 @@ class VerlTools:
 
     def describe_tools(self) -> list[dict[str, Any]]:
         """The JSON schemas of the tools, as verl gives them to the chat template."""
-        return [_schema(tool) for _, tool in self._shared.objects]
+        nothing, schemas = {"type": "object", "properties": {}}, []
+        for _, tool in self._shared.objects:
+            schema = tool.tool_schema.model_dump(exclude_unset=True, exclude_none=True)
+            schemas.append({**schema, "function": {"parameters": nothing, **schema["function"]}})
+        return schemas
 
     def reset(self, **row: Any) -> None:
         """Takes the arguments of the row; adds nothing to the prompt.
@@ -88,13 +87,11 @@ class VerlTools:
         Raises:
             ValueError: the response has media.
         """
-        text: str = self._shared.run(self._execute(name, arguments))
-        return text
+        return self._shared.loop.run(self._execute(name, arguments))
 
     def get_reward(self) -> float:
         """The rewards of all calls, and of `calc_reward` of each tool that was called if it returns a number."""
-        reward: float = self._shared.run(self._score())
-        return reward
+        return self._shared.loop.run(self._score())
 
     def close(self) -> None:
         """Releases the instances.
@@ -102,7 +99,7 @@ class VerlTools:
         Raises:
             RuntimeError: a response had media, so that the episode says nothing about the policy.
         """
-        self._shared.run(self._release())
+        self._shared.loop.run(self._release())
         if self._refused:
             raise RuntimeError(self._refused)
 
@@ -133,8 +130,8 @@ class VerlTools:
         total = sum(self._rewards)
         for name, instance in self._instances.items():
             options = self._options(name, "calc_reward_kwargs")
-            found = await self._shared.named(name).calc_reward(instance, **options)
-            total += float(found) if isinstance(found, Real) else 0.0
+            reward = await self._shared.named(name).calc_reward(instance, **options)
+            total += float(reward) if isinstance(reward, Real) else 0.0
         return total
 
     async def _release(self) -> None:
@@ -160,7 +157,7 @@ def _schema_class() -> Any:
 @cache
 def _tools(path: str) -> Shared:
     schema_class, objects = _schema_class(), []
-    for where, entry, found in _classes(path, "tools"):
+    for where, entry, kind in _classes(path, "tools"):
         config = entry.get("config") or {}
         if config.get("type", "native") != "native":
             raise ValueError(
@@ -172,8 +169,8 @@ def _tools(path: str) -> Shared:
             schema = schema and schema_class.model_validate(schema)
         except ValueError as error:
             raise ValueError(f"{where}.tool_schema: {' '.join(str(error).split())}") from error
-        with naming(f"{where}.class_name={entry['class_name']}", found):
-            tool = found(config=config, tool_schema=schema)
+        with naming(f"{where}.class_name={entry['class_name']}", kind):
+            tool = kind(config=config, tool_schema=schema)
         if "agent_data" in inspect.signature(tool.execute).parameters:
             raise ValueError(
                 f"{where}: {entry['class_name']}.execute takes agent_data, the state of verl's agent loop, which there "
@@ -183,32 +180,22 @@ def _tools(path: str) -> Shared:
     return Shared(objects, EventLoop("verl"))
 
 
-def _entries(path: str, section: str) -> list[dict[str, Any]]:
-    try:
-        found = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    except (OSError, OmegaConfBaseException, YAMLError) as error:
-        raise ValueError(f"{path} cannot be read ({error}); name a configuration file of verl") from error
-    entries = found.get(section) if isinstance(found, dict) else None
-    known = isinstance(entries, list) and all(isinstance(one, dict) and "class_name" in one for one in entries)
-    if not entries or not known:
-        raise ValueError(f"{path}: expected `{section}:` with a list of {{class_name: module.Class, config: ...}}")
-    return list(entries)
-
-
 def _classes(path: str, section: str) -> list[tuple[str, dict[str, Any], Any]]:
     """The place of each entry of a file, for messages, the entry, and its class."""
-    found = []
-    for number, entry in enumerate(_entries(path, section)):
+    try:
+        file = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    except (OSError, OmegaConfBaseException, YAMLError) as error:
+        raise ValueError(f"{path} cannot be read ({error}); name a configuration file of verl") from error
+    entries = file.get(section) if isinstance(file, dict) else None
+    listed = isinstance(entries, list) and all(isinstance(entry, dict) and "class_name" in entry for entry in entries)
+    if not entries or not listed:
+        raise ValueError(f"{path}: expected `{section}:` with a list of {{class_name: module.Class, config: ...}}")
+    classes = []
+    for number, entry in enumerate(entries):
         where = f"{path}: {section}[{number}]"
         module, _, name = entry["class_name"].rpartition(".")
-        found.append((where, entry, import_named(module, name, f"{where}.class_name={module}.{name}", "class")))
-    return found
-
-
-def _schema(tool: Any) -> dict[str, Any]:
-    schema: dict[str, Any] = tool.tool_schema.model_dump(exclude_unset=True, exclude_none=True)
-    nothing = {"type": "object", "properties": {}}
-    return {**schema, "function": {"parameters": nothing, **schema["function"]}}
+        classes.append((where, entry, import_named(module, name, f"{where}.class_name={module}.{name}", "class")))
+    return classes
 
 
 class VerlInteraction:
@@ -243,23 +230,23 @@ class VerlInteraction:
             ValueError: the row names no interaction.
         """
         self._given = _of_row(row, "interaction_kwargs")
-        known = [name for name, _ in self._shared.objects]
-        name = self._given.get("name", known[0] if len(known) == 1 else None)
-        if name not in known:
+        names = [name for name, _ in self._shared.objects]
+        name = self._given.get("name", names[0] if len(names) == 1 else None)
+        if name not in names:
             raise ValueError(
-                f"interaction_kwargs.name is {name!r}, none of the interactions, which are {', '.join(known)}"
-                f"{did_you_mean(str(name), known)}"
+                f"interaction_kwargs.name is {name!r}, none of the interactions, which are {', '.join(names)}"
+                f"{did_you_mean(str(name), names)}"
             )
-        started = self._shared.named(name)
-        self._shared.run(started.start_interaction(self._instance, **self._given))
-        self._interaction = started
+        interaction = self._shared.named(name)
+        self._shared.loop.run(interaction.start_interaction(self._instance, **self._given))
+        self._interaction = interaction
         self._messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Gymnasium's tuple of what `generate_response` returns to the messages so far."""
         self._messages.append({"role": "assistant", "content": action})
         work = self._interaction.generate_response(self._instance, self._messages, **self._given)
-        ended, response, reward, _ = self._shared.run(work)
+        ended, response, reward, _ = self._shared.loop.run(work)
         self._messages.append({"role": "user", "content": response})
         return response, 0.0 if reward is None else float(reward), bool(ended), False, {}
 
@@ -268,18 +255,18 @@ class VerlInteraction:
         if self._interaction is not None:
             finalize = self._interaction.finalize_interaction
             # The base class takes no instance id; the interactions of verl do.
-            self._shared.run(finalize(*[self._instance] if inspect.signature(finalize).parameters else []))
+            self._shared.loop.run(finalize(*[self._instance] if inspect.signature(finalize).parameters else []))
 
 
 @cache
 def _interactions(path: str) -> Shared:
     objects: dict[str, Any] = {}
-    for where, entry, found in _classes(path, "interaction"):
-        kind = entry["class_name"].rpartition(".")[2]
-        name = entry.get("name") or (kind.removesuffix("Interaction") or kind).lower()
+    for where, entry, kind in _classes(path, "interaction"):
+        class_name = entry["class_name"].rpartition(".")[2]
+        name = entry.get("name") or (class_name.removesuffix("Interaction") or class_name).lower()
         if name in objects:
             raise ValueError(f"{path}: two interactions have the name {name!r}; give one of them another `name`")
         config = {**(entry.get("config") or {}), "name": name}
-        with naming(f"{where}.class_name={entry['class_name']}", found):
-            objects[name] = found(config=config)
+        with naming(f"{where}.class_name={entry['class_name']}", kind):
+            objects[name] = kind(config=config)
     return Shared(list(objects.items()), EventLoop("verl"))

@@ -9,7 +9,7 @@ from typing import Any
 LONGEST = 200  # characters of an expression
 DIGITS = 100  # of a result
 
-BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+BINARY: dict[type[ast.operator], Callable[[Any, Any], int | float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -17,7 +17,7 @@ BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
-UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+UNARY: dict[type[ast.unaryop], Callable[[Any], int | float]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 
 
 class Calculator:
@@ -57,11 +57,9 @@ def _value(node: ast.AST) -> int | float:
         return node.value  # type: ignore[return-value]
     try:
         if isinstance(node, ast.BinOp) and type(node.op) in BINARY:
-            found: int | float = BINARY[type(node.op)](_value(node.left), _value(node.right))
-            return found
+            return BINARY[type(node.op)](_value(node.left), _value(node.right))
         if isinstance(node, ast.UnaryOp) and type(node.op) in UNARY:
-            negated: int | float = UNARY[type(node.op)](_value(node.operand))
-            return negated
+            return UNARY[type(node.op)](_value(node.operand))
     except (ZeroDivisionError, OverflowError) as error:
         raise ValueError(str(error)) from error
     raise ValueError("only numbers, + - * / // % and parentheses can be computed")

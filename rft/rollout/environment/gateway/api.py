@@ -1,12 +1,10 @@
 """OpenAI's API of chat completions: a request as a session reads it, and the answer and errors in OpenAI's shapes."""
 
 import json
-import logging
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from rft.data.encode.masks import conversation
@@ -15,6 +13,7 @@ from rft.data.tool_calls import Schema
 from rft.rollout.answers import Answer
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.environment.turn_template import Message
+from rft.sanitize import warn_once
 
 ORIGIN = "a request of an agent"
 IN_MESSAGES = ("role", "content", "name", "tool_call_id", "tool_calls", "reasoning_content")  # what templates read
@@ -33,17 +32,16 @@ class ApiError(Exception):
         message: for the author of the agent.
         code: for programs, as OpenAI names it where it has one.
         param: the field of the request.
+
+    Attributes:
+        status: as given.
+        body: the error in OpenAI's shape.
     """
 
     def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
         self.status = status
-        self._error = {"message": message, "type": "invalid_request_error", "param": param, "code": code}
-
-    @property
-    def body(self) -> dict[str, Any]:
-        """The error in OpenAI's shape."""
-        return {"error": self._error}
+        self.body = {"error": {"message": message, "type": "invalid_request_error", "param": param, "code": code}}
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,10 @@ def _read_request(body: Any, sampling: Sampling) -> ChatRequest:
             raise ApiError(400, f"{name} is not supported here: {cure}", "unsupported_parameter", name)
     for name, value in given.items():
         if name not in READ and vars(sampling).get(name) != value:
-            warn_ignored(name)
+            warn_once(
+                f"an agent sets {name} in its requests, which is ignored: the options of the run decide how tokens are "
+                "drawn"
+            )
     limit = given.get("max_completion_tokens", given.get("max_tokens"))
     if limit is not None and (not isinstance(limit, int) or limit < 1):
         raise ValueError(f"max_tokens={limit!r}: expected a whole number of at least 1")
@@ -117,14 +118,6 @@ def _read_request(body: Any, sampling: Sampling) -> ChatRequest:
         usage=bool(given.get("stream_options", {}).get("include_usage")),
         logprobs=bool(given.get("logprobs")),
         token_ids=bool(given.get("return_token_ids")),
-    )
-
-
-@cache
-def warn_ignored(name: str) -> None:
-    """Logs once that requests have a field that the gateway does not read."""
-    logging.getLogger(__name__).warning(
-        "an agent sets %s in its requests, which is ignored: the options of the run decide how tokens are drawn", name
     )
 
 
@@ -177,10 +170,8 @@ class ChatAnswer:
             decode: the text of tokens.
         """
         choice = {"index": 0, "message": self._shown(), "finish_reason": self.finish_reason}
-        return self._whole("chat.completion", request, [choice | self._tokens(request, decode)]) | {
-            "usage": self._usage(),
-            **({"prompt_token_ids": list(self.prompt)} if request.token_ids else {}),
-        }
+        choice |= self._tokens(request, decode)
+        return self._whole("chat.completion", request, [choice], usage=self._usage(), **self._prompt(request))
 
     def events(self, request: ChatRequest, decode: Callable[[Sequence[int]], str]) -> str:
         """The response as server-sent events: the message, the finish reason, and the usage if it is asked for.
@@ -192,18 +183,19 @@ class ChatAnswer:
         if "tool_calls" in shown:
             shown["tool_calls"] = [{"index": number, **call} for number, call in enumerate(shown["tool_calls"])]
         first = {"index": 0, "delta": shown, "finish_reason": None} | self._tokens(request, decode)
-        prompt = {"prompt_token_ids": list(self.prompt)} if request.token_ids else {}
         last = {"index": 0, "delta": {}, "finish_reason": self.finish_reason}
-        chunks = [self._whole("chat.completion.chunk", request, [choice]) for choice in (first, last)]
-        chunks[0] |= prompt
+        kind = "chat.completion.chunk"
+        chunks = [self._whole(kind, request, [first], **self._prompt(request)), self._whole(kind, request, [last])]
         if request.usage:
-            chunks.append(self._whole("chat.completion.chunk", request, []) | {"usage": self._usage()})
+            chunks.append(self._whole(kind, request, [], usage=self._usage()))
         return "".join(f"data: {text}\n\n" for text in (*map(json.dumps, chunks), "[DONE]"))
 
-    def _whole(self, kind: str, request: ChatRequest, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self.name, "object": kind, "created": int(time.time()), "model": request.model, "choices": choices
-        }  # fmt: skip
+    def _whole(self, kind: str, request: ChatRequest, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        head = {"id": self.name, "object": kind, "created": int(time.time()), "model": request.model}
+        return head | {"choices": choices} | more
+
+    def _prompt(self, request: ChatRequest) -> dict[str, Any]:
+        return {"prompt_token_ids": list(self.prompt)} if request.token_ids else {}
 
     def _usage(self) -> dict[str, int]:
         prompt, sampled = len(self.prompt), len(self.answer.tokens)
@@ -221,14 +213,13 @@ class ChatAnswer:
 
     def _tokens(self, request: ChatRequest, decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
         """What a choice has of its tokens: `logprobs` as OpenAI names it, `token_ids` as vLLM does."""
-        found: dict[str, Any] = {"logprobs": None}
-        if request.logprobs:
-            texts = [decode([token]) for token in self.answer.tokens]
-            numbers = [None if math.isnan(number) else number for number in self.answer.logprobs]  # JSON has no NaN
-            found["logprobs"] = {
-                "content": [
-                    {"token": text, "logprob": number, "bytes": list(text.encode()), "top_logprobs": []}
-                    for text, number in zip(texts, numbers, strict=True)
-                ]
-            }
-        return found | ({"token_ids": self.answer.tokens} if request.token_ids else {})
+        ids = {"token_ids": self.answer.tokens} if request.token_ids else {}
+        if not request.logprobs:
+            return {"logprobs": None, **ids}
+        texts = [decode([token]) for token in self.answer.tokens]
+        numbers = [None if math.isnan(number) else number for number in self.answer.logprobs]  # JSON has no NaN
+        content = [
+            {"token": text, "logprob": number, "bytes": list(text.encode()), "top_logprobs": []}
+            for text, number in zip(texts, numbers, strict=True)
+        ]
+        return {"logprobs": {"content": content}, **ids}

@@ -33,7 +33,7 @@ class Gateway:
         async with Gateway(policy) as gateway:
             with gateway.session(seed) as session:
                 ...  # talk to session.base_url with session.api_key
-            session.trajectory(row, reward=1.0, failed=None, environment_s=0.0, agent=0)
+            session.trajectory(live, row, reward=1.0, failed=None)
 
     It listens on this machine alone. The key of a request names its session. A key is random, and invalid once its
     session has ended.
@@ -85,13 +85,10 @@ class Gateway:
             row: of the data set, which the agent gets.
             seed: of the first answer.
         """
-        environments = self._policy.environments
         with self.session(seed) as session:
             run = live.run(row, session.base_url, session.api_key)
-            reward, failed = await live.outcome(run, environments.options.max_seconds)
-        own_s = max(0.0, live.counts.seconds - session.sampling_s)
-        agent = environments.number_of(row)
-        return session.trajectory(row, reward=reward, failed=failed, environment_s=own_s, agent=agent)
+            reward, failed = await live.outcome(run, self._policy.environments.options.max_seconds)
+        return session.trajectory(live, row, reward=reward, failed=failed)
 
 
 def _app(sessions: dict[str, Session], policy: Policy) -> FastAPI:
@@ -124,7 +121,7 @@ def _app(sessions: dict[str, Session], policy: Policy) -> FastAPI:
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         session = session_of(request)
-        with session.admitted():
+        async with session.admitted():
             try:
                 body = value_of((await read_body(request, LIMITS, "the gateway of agents")).decode(), origin=ORIGIN)
             except ValueError as error:

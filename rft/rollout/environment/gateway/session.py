@@ -2,20 +2,20 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rft.batch.trajectory import Finish, Segment, Trajectory
+from rft.batch.trajectory import Finish, Trajectory
 from rft.data.tool_calls import Schema, ToolCall, assistant_message
-from rft.rollout.engine.base import row_seed
 from rft.rollout.environment.call_format import Read
 from rft.rollout.environment.dialogue import Dialogue
 from rft.rollout.environment.gateway.api import ApiError, ChatAnswer, ChatRequest
+from rft.rollout.environment.live import LiveEnvironment
 from rft.rollout.environment.options import AUTO, FORMAT
 from rft.rollout.environment.play.player import Policy
-from rft.rollout.environment.record import episode_record
+from rft.rollout.environment.record import EpisodeRecord
 from rft.rollout.environment.turn_template import Message
 
 MOST = 32  # requests of one key at the same time; more get 429, which clients of OpenAI repeat
@@ -31,7 +31,6 @@ class Branch:
         messages: of its requests, and the answers to them.
         tools: of its requests.
         opening: messages of the first prompt.
-        start: tokens of the first prompt.
         answered: no request of it is in progress.
     """
 
@@ -39,7 +38,6 @@ class Branch:
     messages: list[Message]
     tools: dict[str, Schema]
     opening: int
-    start: int
     answered: bool = False
 
     def continues(self, request: ChatRequest) -> bool:
@@ -70,13 +68,12 @@ class Session:
 
     Attributes:
         base_url, api_key: as above.
-        sampling_s: seconds in which requests waited for their answers; those at the same time count each.
     """
 
     def __init__(self, policy: Policy, base_url: str, api_key: str, seed: int) -> None:
         self.base_url = base_url
         self.api_key = api_key
-        self.sampling_s = 0.0
+        self._sampling_s = 0.0  # in which requests waited for their answers; those at the same time count each
         self._policy = policy
         self._seed = seed
         self._asked = 0  # requests that are sampled
@@ -85,22 +82,19 @@ class Session:
         self._calls, self._unreadable = 0, 0
         self._finish = Finish("stop", "")
         self._running: set[asyncio.Task[ChatAnswer]] = set()
-        self._open = 0  # requests that arrive or are answered
+        self._free = asyncio.Semaphore(MOST)  # less those requests that arrive or are answered
 
-    @contextmanager
-    def admitted(self) -> Iterator[None]:
+    @asynccontextmanager
+    async def admitted(self) -> AsyncIterator[None]:
         """Inside, a request is open. It enters before its body is read.
 
         Raises:
             ApiError: the session has as many as it may have.
         """
-        if self._open == MOST:
+        if self._free.locked():
             raise ApiError(429, f"one key may have {MOST} requests at the same time", "rate_limit_exceeded")
-        self._open += 1
-        try:
+        async with self._free:
             yield
-        finally:
-            self._open -= 1
 
     async def answer(self, request: ChatRequest) -> ChatAnswer:
         """Samples the answer to a request.
@@ -124,13 +118,11 @@ class Session:
         self._check_turns()
         branch = await self._branch(request)
         self._check_turns()  # others may have been answered meanwhile
-        limit = min(self._left(branch), policy.sampling.max_new_tokens, request.limit or policy.context)
+        limit = min(self._left(branch), request.limit or policy.context)
         number, self._asked = self._asked, self._asked + 1
         prompt, start = branch.dialogue.prompt, time.perf_counter()
-        seed = self._seed if number == 0 else row_seed(self._seed, number, 1)
-        answer = await policy.answer(prompt, seed, limit)
-        self.sampling_s += time.perf_counter() - start
-        read = policy.read(prompt, answer, request.tools)
+        answer, read = await policy.answer(prompt, self._seed, number, limit, request.tools)
+        self._sampling_s += time.perf_counter() - start
         message = self._message(read, number)
         branch.dialogue.answer(answer, message)
         branch.messages.append(message)
@@ -146,10 +138,10 @@ class Session:
 
     async def _branch(self, request: ChatRequest) -> Branch:
         """The dialogue of a request, which ends with its messages. A thread encodes them: long ones take seconds."""
-        found = [branch for branch in self._branches if branch.continues(request)]
+        continued = [branch for branch in self._branches if branch.continues(request)]
         try:
-            if found:
-                branch = max(found, key=lambda one: len(one.messages))
+            if continued:
+                branch = max(continued, key=lambda branch: len(branch.messages))
                 added = request.messages[len(branch.messages) :]
                 branch.answered = False
                 branch.dialogue = await asyncio.to_thread(branch.dialogue.extended, added)
@@ -165,8 +157,7 @@ class Session:
             raise ApiError(400, str(error), "invalid_value", "messages") from error
         if self._branches and any(message["role"] == "assistant" for message in request.messages):
             self._forks.append(HISTORY)
-        size = len(request.messages)
-        self._branches.append(Branch(dialogue, list(request.messages), request.tools, size, len(dialogue.prompt)))
+        self._branches.append(Branch(dialogue, list(request.messages), request.tools, len(request.messages)))
         return self._branches[-1]
 
     def _left(self, branch: Branch) -> int:
@@ -175,55 +166,53 @@ class Session:
         Raises:
             ApiError: none; in the words of OpenAI, by which agents recognise it.
         """
-        policy, size = self._policy, len(branch.dialogue.prompt)
-        most = min(policy.context, branch.start + policy.environments.options.max_tokens)
-        if size < most:
-            return most - size
+        size, room = len(branch.dialogue.prompt), self._policy.room(branch.dialogue)
+        if room > 0:
+            return room
         self._finish = Finish("length", self._finish.text)
         raise ApiError(
             400,
-            f"This model's maximum context length is {most} tokens. However, your messages resulted in {size} tokens "
-            "(environment.max_tokens, or the context of the model)",
+            f"This model's maximum context length is {size + room} tokens. However, your messages resulted in {size} "
+            "tokens (environment.max_tokens, or the context of the model)",
             "context_length_exceeded",
             "messages",
         )
 
     def _message(self, read: Read, number: int) -> Message:
         """The message of an answer; a text whose calls cannot be read is its content."""
-        made = [call for call in read.calls if isinstance(call, ToolCall)]
+        readable = [call for call in read.calls if isinstance(call, ToolCall)]
         self._calls += len(read.calls)
-        self._unreadable += len(read.calls) - len(made)
-        message = assistant_message(read.content if made or not read.calls else read.text, read.calls)
+        self._unreadable += len(read.calls) - len(readable)
+        message = assistant_message(read.content if readable or not read.calls else read.text, read.calls)
         for place, call in enumerate(message.get("tool_calls", ())):
             call["id"] = f"call{number:03}{place:02}"  # nine characters, as some templates want them
         return message
 
     def trajectory(
-        self, row: dict[str, Any], *, reward: float | None, failed: str | None, environment_s: float, agent: int
+        self, live: LiveEnvironment, row: dict[str, Any], *, reward: float | None, failed: str | None
     ) -> Trajectory:
         """The episode as a trajectory: a row for each dialogue, and for each fork of one.
 
         Args:
+            live: the agent, for its seconds; those of the policy's answers are not its own.
             row: of the data set.
             reward: of the episode; None if it has none.
             failed: why the episode has no score; None if it did not fail.
-            environment_s, agent: see `episode_record`.
         """
         rows = [segments for branch in self._branches for segments in branch.dialogue.rows]
         if not rows:
             failed = failed or "requests: the agent has no answer of the policy"
-            rows = [[Segment(self._policy.encoder.prompt(row), trains=False)]]
-        record = episode_record(
+        record = EpisodeRecord(
             [message for branch in self._branches for message in branch.messages],
             opening=self._branches[0].opening if self._branches else 0,
             turns=sum(segment.starts_turn for segments in rows for segment in segments),
             tool_calls=self._calls,
             tool_failures=self._unreadable,
-            environment_s=environment_s,
+            environment_s=max(0.0, live.seconds - self._sampling_s),
             forks=[*self._forks, *(reason for branch in self._branches for reason in branch.dialogue.forks)],
             reward=reward,
             rewards=[],
-            agent=agent,
+            agent=self._policy.environments.number_of(row),
             failed=failed,
         )
-        return Trajectory(rows[-1], self._finish, row, tuple(rows[:-1]), record)
+        return record.trajectory(rows, self._finish, row, self._policy.encoder)

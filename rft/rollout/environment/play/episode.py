@@ -87,10 +87,12 @@ async def play_game(
         return await live.rewards_of_players()
 
     rewards, failed = await live.outcome(game(), options.max_seconds)
-    found = []
-    for number, player in enumerate(all_players[: len(seeds)]):
-        why = failed if player.answers else failed or "turns: the game ended before the first turn of the player"
-        found.append(
-            player.trajectory(live, reward=None if rewards is None else rewards[number], failed=why, number=number)
+    return [
+        player.trajectory(
+            live,
+            reward=None if rewards is None else rewards[number],
+            failed=failed or (None if player.answers else "turns: the game ended before the first turn of the player"),
+            number=number,
         )
-    return found
+        for number, player in enumerate(all_players[: len(seeds)])
+    ]

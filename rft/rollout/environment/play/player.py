@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
-from rft.batch.trajectory import Finish, Segment, Trajectory
+from rft.batch.trajectory import Finish, Trajectory
 from rft.data.encode.encoder import Encoder
 from rft.data.tool_calls import ToolCall, assistant_message
 from rft.rollout.answers import Answer, uncut
@@ -16,7 +15,7 @@ from rft.rollout.environment.contract import Schema
 from rft.rollout.environment.dialogue import Dialogue
 from rft.rollout.environment.live import EnvironmentFailed, LiveEnvironment, Messages
 from rft.rollout.environment.options import Environments
-from rft.rollout.environment.record import episode_record
+from rft.rollout.environment.record import EpisodeRecord
 from rft.rollout.environment.turn_template import TurnTemplate
 from rft.rollout.environment.turns import TurnQueue
 from rft.rollout.forced_stop import ForcedStop
@@ -31,9 +30,9 @@ class Policy:
         format: reads the calls of answers; None: answers have none.
         notices: of calls.
         encoder, template: encode messages.
+        context: most tokens of a text that the model reads.
         turns: samples.
         sampling: how.
-        context: most tokens of a text that the model reads.
         forced_stop: of answers that are too long, or None.
     """
 
@@ -42,45 +41,45 @@ class Policy:
     notices: CallNotices
     encoder: Encoder
     template: TurnTemplate
+    context: int
     turns: TurnQueue
     sampling: Sampling
-    context: int
     forced_stop: ForcedStop | None
 
     def described(self, tools: Mapping[str, Schema]) -> list[Schema] | None:
         """The tools that the prompt describes; None where it describes none."""
         return list(tools.values()) or None if self.format is None or self.format.described else None
 
-    def read(self, prompt: list[int], answer: Answer, tools: Mapping[str, Schema]) -> Read:
-        """The text, the content and the calls of an answer.
+    def room(self, dialogue: Dialogue) -> int:
+        """Tokens that the next answer of a dialogue may have; below 1 where there is no room for one."""
+        return min(self.context, dialogue.opening + self.environments.options.max_tokens) - len(dialogue.prompt)
 
-        Args:
-            prompt: its token ids.
-            tools: that it may call.
-        """
-        if self.format is None:
-            return Read(answer.finish.text, answer.finish.text, [])
-        read = self.format.read(prompt, answer, tools, self.sampling.stop)
-        if tools:
-            self.notices.answered(read)
-        return read
-
-    @cached_property
-    def _phrase(self) -> list[int]:
-        """The tokens of the forced stop's phrase."""
-        assert self.forced_stop is not None
-        return self.forced_stop.encode(self.encoder)
-
-    async def answer(self, prompt: list[int], seed: int, most: int) -> Answer:
-        """Samples an answer of at most `most` tokens, with what a forced stop inserts.
+    async def answer(
+        self, prompt: list[int], seed: int, number: int, most: int, tools: Mapping[str, Schema]
+    ) -> tuple[Answer, Read]:
+        """Samples an answer, with what a forced stop inserts, and reads its text, content and calls.
 
         Args:
             prompt: token ids.
+            seed: of the first answer; those of later ones follow from it.
+            number: of the answer, from 0.
+            most: tokens that it may have, beside `sampling.max_new_tokens`.
+            tools: that it may call.
         """
+        seed = seed if number == 0 else row_seed(seed, number, 1)
+        answer = await self._sample(prompt, seed, min(most, self.sampling.max_new_tokens))
+        if self.format is None:
+            return answer, Read(answer.finish.text, answer.finish.text, [])
+        read = self.format.read(prompt, answer, tools, self.sampling.stop)
+        if tools:
+            self.notices.answered(read)
+        return answer, read
+
+    async def _sample(self, prompt: list[int], seed: int, most: int) -> Answer:
         stop = self.forced_stop
         if stop is None:
             return uncut(await self.turns.sample(prompt, seed, most, self.sampling))
-        phrase = self._phrase
+        phrase = stop.encode(self.encoder)
         start = await self.turns.sample(prompt, seed, stop.limit(seed, most, phrase), self.sampling)
         rest = stop.rest(prompt, start, seed, most, phrase)
         if rest is None:
@@ -114,7 +113,6 @@ class Player:
         self._tools = policy.environments.classes[policy.environments.name_of(row)].tools
         self._messages: Messages = []
         self._opening = 0  # messages of the prompt
-        self._start = 0  # tokens of the prompt
         self._dialogue: Dialogue | None = None
 
     @property
@@ -140,7 +138,6 @@ class Player:
             self._dialogue = Dialogue(self._policy.template, messages, self._policy.described(self._tools))
         except ValueError as error:  # such as a prompt that is too long with what the environment adds
             raise EnvironmentFailed(f"prompt: {error}") from error
-        self._start = len(self._dialogue.prompt)
 
     def read(self, messages: Messages) -> None:
         """Appends messages of the environment to the dialogue."""
@@ -152,17 +149,12 @@ class Player:
         """Samples the next answer. Returns its tool calls; None if no token is left for an answer."""
         policy, dialogue = self._policy, self._dialogue
         assert dialogue is not None
-        size = len(dialogue.prompt)
-        left = min(self._start + policy.environments.options.max_tokens, policy.context) - size
-        if left < 1:
+        room = policy.room(dialogue)
+        if room < 1:
             self.reason = "length"
             return None
-        seed = self._seed if self.answers == 0 else row_seed(self._seed, self.answers, 1)
-        self.answers += 1
-        limit = min(left, policy.sampling.max_new_tokens)
-        prompt = dialogue.prompt
-        answer = await policy.answer(prompt, seed, limit)
-        read = policy.read(prompt, answer, self._tools)
+        number, self.answers = self.answers, self.answers + 1
+        answer, read = await policy.answer(dialogue.prompt, self._seed, number, room, self._tools)
         message = assistant_message(read.content, read.calls)
         dialogue.answer(answer, message)
         self._messages.append(message)
@@ -190,21 +182,19 @@ class Player:
             failed: why the episode has no score; None if it did not fail.
             number: of the player in a game.
         """
-        dialogue, counts = self._dialogue, live.counts
-        rows = [] if dialogue is None else dialogue.rows
-        if not rows:  # the episode ended before the first answer
-            rows = [[Segment(self._policy.encoder.prompt(self._row), trains=False)]]
-        record = episode_record(
+        dialogue = self._dialogue
+        record = EpisodeRecord(
             self._messages,
             opening=self._opening,
             turns=self.answers,
-            tool_calls=counts.calls,
-            tool_failures=counts.failures,
-            environment_s=counts.seconds,
+            tool_calls=live.calls,
+            tool_failures=live.failures,
+            environment_s=live.seconds,
             forks=[] if dialogue is None else dialogue.forks,
             reward=reward,
             rewards=live.rewards,
             agent=self._policy.environments.number_of(self._row, number),
             failed=failed,
         )
-        return Trajectory(rows[-1], Finish(self.reason, self.text), self._row, tuple(rows[:-1]), record)
+        rows = [] if dialogue is None else dialogue.rows
+        return record.trajectory(rows, Finish(self.reason, self.text), self._row, self._policy.encoder)

@@ -7,7 +7,8 @@ import pytest
 
 from rft.rollout.answers import uncut
 from rft.rollout.engine.base import Completion
-from rft.rollout.environment.gateway.api import ApiError, ChatAnswer, read_request, warn_ignored
+from rft.rollout.environment.gateway.api import ApiError, ChatAnswer, read_request
+from rft.sanitize import warn_once
 from tests.rollout.environment.gateway.agents import TOOLS, user
 from tests.rollout.environment.scripted import SAMPLING
 
@@ -62,7 +63,7 @@ def test_what_the_policy_cannot_do_is_refused(body, message, param):
 
 
 def test_how_tokens_are_drawn_is_the_run_s_matter_and_said_once(caplog):
-    warn_ignored.cache_clear()
+    warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             read_request(

@@ -11,6 +11,7 @@ from rft.batch.trajectory import to_rows
 from rft.batch.turn_columns import TURN_COLUMNS
 from rft.data.encode.encoder import Encoder
 from rft.report.dialogue import dialogue
+from rft.rollout.answerer import RowRequests
 from rft.rollout.engine.base import row_seed
 from rft.rollout.environment.episodes import EpisodeAnswerer
 from rft.rollout.environment.options import EnvironmentOptions, Environments
@@ -204,7 +205,7 @@ def test_log_probabilities_of_an_engine_are_those_of_one_forward_over_the_row(tm
     answerer = EpisodeAnswerer(environments, Encoder(own, str(template), None), engine, 256)
     seeds, stop = [list(range(12)), list(range(12, 24))], ForcedStop([0.3, 0.5], "w6 w7")
     rows = [{"prompt": "w3 w4"}, {"prompt": "w7"}]
-    groups = answerer.answer(rows, seeds, sampling(max_new_tokens=14), lambda *_: None, stop)
+    groups = answerer.answer(RowRequests(rows, seeds, sampling(max_new_tokens=14), stop), lambda *_: None)
     parts, forced, turns = [], 0, 0
     for found in [one for group in groups for one in group]:
         assert found.episode["failed"] is None and not found.earlier and found.turns == found.episode["turns"]

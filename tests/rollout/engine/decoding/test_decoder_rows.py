@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from rft.rollout.engine.decoding.rows import Rows
+from rft.rollout.engine.decoding.decoder import Rows
 from rft.rollout.engine.sampling import stream
 
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from rft.rollout.environment.calls import CallFailed, call
+from rft.rollout.environment.instance import CallFailed, call
 from tests.conftest import SOON_S
 
 
@@ -34,7 +34,7 @@ def test_plain_and_async_functions():
         (KeyError("k"), "KeyError", "f raised KeyError: 'k'"),
         (SystemExit(2), "SystemExit", "f raised SystemExit: 2"),
         (TimeoutError("slow"), "TimeoutError", "f raised TimeoutError: slow"),
-        (StopIteration("end"), "RuntimeError", "f raised RuntimeError: end"),
+        (StopIteration("end"), "StopIteration", "f raised StopIteration: end"),
     ],
 )
 def test_an_error_has_its_reason(error, reason, message):
