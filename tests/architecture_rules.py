@@ -52,7 +52,6 @@ PARTS = {
         "rft/rollout/engine/model_folder.py",
         "rft/rollout/server",
         "rft/remote/load_balancer.py",
-        "rft/remote/requests.py",
         "rft/remote/json_values.py",
         "rft/modes/serve",
     ),

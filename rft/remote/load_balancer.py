@@ -10,23 +10,122 @@ import contextlib
 import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 from rft.remote.http_client import PROBE_S, RequestFailed, ServerClient, deadline
-from rft.remote.requests import Assignment, RequestGroup, Server, ServerRequest
-from rft.remote.retry import ServerPolicy
+from rft.remote.retry import Backoff, ServerPolicy
 from rft.waits import Reminder
 
 TICK_S = 0.1  # between looks for groups that are late
 # A group is late after LATE times the mean duration of finished groups, but not before LATE_S seconds.
 LATE = 2.0
 LATE_S = 1.0
+PAUSES_S = (0.05, 5.0)  # the shortest and the longest pause of a busy server
 
 
+class Call(NamedTuple):
+    """A POST: path and JSON body."""
+
+    path: str
+    body: dict[str, Any]
+
+
+@dataclass(eq=False)
+class Server:
+    """What one rank knows of a server.
+
+    Attributes:
+        client: sends requests to it.
+        window: requests that it gets at once.
+        running: requests that it works on.
+        ready: its last probe succeeded, and no request has failed since.
+        problem: why it is not ready.
+        backoff: its pauses, in which it gets no requests.
+        busy_since: the time of its first refusal since its last answer, or None.
+    """
+
+    client: ServerClient
+    window: float
+    running: int = 0
+    ready: bool = False
+    problem: str = "not probed yet"
+    backoff: Backoff = field(default_factory=lambda: Backoff(*PAUSES_S))
+    busy_since: float | None = None
+
+    def answered(self, most: int) -> None:
+        """Widens the window by one per window of answers, up to `most`, and ends the backoff."""
+        self.window = min(float(most), self.window + 1 / self.window)
+        self.backoff.reset()
+        self.busy_since = None
+
+    def rest(self) -> None:
+        """Halves the window and pauses the server; refusals during a pause count once."""
+        if not self.backoff.pausing:
+            self.window = max(1.0, self.window / 2)
+            self.backoff.start()
+
+
+class ServerRequest(Protocol):
+    """A request that every server of a run can answer."""
+
+    def call(self, client: ServerClient) -> Call:
+        """The POST for this server."""
+        ...
+
+    def read(self, client: ServerClient, answer: Any) -> Any:
+        """The result in a parsed JSON response.
+
+        Raises:
+            KeyError, IndexError, TypeError, ValueError: the response is malformed.
+            RequestFailed: the response is valid but must not be used, such as a stale one.
+        """
+        ...
+
+
+@dataclass(eq=False)
+class Assignment:
+    """A group at a server.
+
+    Attributes:
+        since: when the server got it, in time of the event loop.
+        outstanding: requests without an answer.
+        task: sends the requests.
+    """
+
+    since: float
+    outstanding: int
+    task: asyncio.Task[None]
+
+
+@dataclass(eq=False)
+class RequestGroup:
+    """Requests that go to one server together, such as the samples of one prompt.
+
+    Attributes:
+        number: of the group in its round.
+        requests: all of them.
+        results: those that have arrived, by position.
+        assignments: the servers that work on the group.
+        failures: how often each server failed at the group.
+    """
+
+    number: int
+    requests: list[ServerRequest]
+    results: dict[int, Any] = field(default_factory=dict)
+    assignments: dict[Server, Assignment] = field(default_factory=dict)
+    failures: Counter[Server] = field(default_factory=Counter)
+
+    def missing(self) -> list[int]:
+        """Positions without a result."""
+        return [number for number in range(len(self.requests)) if number not in self.results]
+
+
+@dataclass(eq=False)
 class LoadBalancer:
     """Distributes one round of groups.
 
-    Args:
+    Attributes:
         who, what, wanted: for messages and logs: the process that requests, what it requests, and what a server must do
             to be ready, such as `rank 0`, `sample` and `serves version 3`.
         servers: their windows and backoffs are kept from round to round.
@@ -38,33 +137,21 @@ class LoadBalancer:
             result.
     """
 
-    def __init__(
-        self,
-        who: str,
-        what: str,
-        wanted: str,
-        servers: list[Server],
-        probe: Callable[[ServerClient], Awaitable[str | None]],
-        policy: ServerPolicy,
-        key: str,
-        counts: Counter[str],
-        on_result: Callable[[int, int, Any], None] | None,
-    ) -> None:
-        self._who = who
-        self._what = what
-        self._wanted = wanted
-        self._servers = servers
-        self._probe_server = probe
-        self._policy = policy
-        self._key = key
-        self._counts = counts
-        self._on_result = on_result
-        self._changed = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._queue: deque[RequestGroup] = deque()
-        self._started: set[RequestGroup] = set()
-        self._seconds: list[float] = []  # that finished groups took
-        self._done = 0
+    who: str
+    what: str
+    wanted: str
+    servers: list[Server]
+    probe: Callable[[ServerClient], Awaitable[str | None]]
+    policy: ServerPolicy
+    key: str
+    counts: Counter[str]
+    on_result: Callable[[int, int, Any], None] | None
+    _changed: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    _tasks: set[asyncio.Task[None]] = field(init=False, default_factory=set)
+    _queue: deque[RequestGroup] = field(init=False, default_factory=deque)
+    _started: set[RequestGroup] = field(init=False, default_factory=set)
+    _seconds: list[float] = field(init=False, default_factory=list)  # that finished groups took
+    _done: int = field(init=False, default=0)
 
     async def run(self, groups: Sequence[Sequence[ServerRequest]]) -> list[list[Any]]:
         """Returns the results of every group, in the order of its requests.
@@ -76,17 +163,17 @@ class LoadBalancer:
         waiting = [RequestGroup(number, list(group)) for number, group in enumerate(groups) if group]
         self._queue.extend(waiting)
         total = sum(len(group.requests) for group in waiting)
-        for server in self._servers:
+        for server in self.servers:
             server.ready, server.running = False, 0
         try:
             # All servers are probed before the first gets requests, but a slow one delays the round by LATE_S at most.
-            await asyncio.wait([self._start(self._probe(server)) for server in self._servers], timeout=LATE_S)
-            for server in self._servers:
+            await asyncio.wait([self._start(self._probe(server)) for server in self.servers], timeout=LATE_S)
+            for server in self.servers:
                 self._start(self._watch(server))
-            has = f"{self._who} has {{}} of {total} {self._what}s ({{}})"
-            async with deadline(lambda: has.format(self._done, self._loads()), None, Reminder(self._key)):
+            has = f"{self.who} has {{}} of {total} {self.what}s ({{}})"
+            async with deadline(lambda: has.format(self._done, self._loads()), None, Reminder(self.key)):
                 while self._done < total:
-                    if not any(server.ready for server in self._servers):
+                    if not any(server.ready for server in self.servers):
                         await self._until_ready()
                     self._changed.clear()
                     self._hand_out()
@@ -117,35 +204,35 @@ class LoadBalancer:
     def _loads(self) -> str:
         return ", ".join(
             f"{server.client.name}: {f'{server.running} running' if server.ready else server.problem}"
-            for server in self._servers
+            for server in self.servers
         )
 
     async def _until_ready(self) -> None:
-        what = f"{self._who} waits for a server that {self._wanted}"
-        async with deadline(lambda: f"{what} ({self._loads()})", self._policy.start_s):
-            while not any(server.ready for server in self._servers):
+        what = f"{self.who} waits for a server that {self.wanted}"
+        async with deadline(lambda: f"{what} ({self._loads()})", self.policy.start_s):
+            while not any(server.ready for server in self.servers):
                 self._changed.clear()
-                await self._wait_for_change(self._policy.poll_s)
+                await self._wait_for_change(self.policy.poll_s)
 
     async def _watch(self, server: Server) -> None:
         """Probes a server at intervals while it is not ready."""
         while True:
-            await asyncio.sleep(self._policy.poll_s)
+            await asyncio.sleep(self.policy.poll_s)
             if not server.ready:
                 await self._probe(server)
 
     async def _probe(self, server: Server) -> None:
-        what = f"{self._who} waits for {server.client.name} to report what it serves"
+        what = f"{self.who} waits for {server.client.name} to report what it serves"
         try:
-            async with deadline(what, min(PROBE_S, self._policy.answer_s)):
-                problem = await self._probe_server(server.client)
+            async with deadline(what, min(PROBE_S, self.policy.answer_s)):
+                problem = await self.probe(server.client)
         except OSError as error:
             problem = str(error)
         server.ready, server.problem = problem is None, problem or ""
 
     def _hand_out(self) -> None:
         now = asyncio.get_running_loop().time()
-        ready = [server for server in self._servers if server.ready]
+        ready = [server for server in self.servers if server.ready]
         free = [server for server in ready if not server.backoff.pausing]
         for group in list(self._queue):
             fewest = min((group.failures[server] for server in ready), default=0)
@@ -170,7 +257,7 @@ class LoadBalancer:
             if len(group.assignments) == 1 and server not in group.assignments  # where it may just have failed
         }
         if since and min(since.values()) < late:
-            self._counts["hedged"] += 1
+            self.counts["hedged"] += 1
             self._assign(min(since, key=lambda group: since[group]), server)
 
     def _assign(self, group: RequestGroup, server: Server) -> None:
@@ -203,16 +290,17 @@ class LoadBalancer:
     async def _request(self, server: Server, group: RequestGroup, number: int) -> None:
         request, assignment, client = group.requests[number], group.assignments[server], server.client
         call = request.call(client)
-        what = f"{self._who} waits for {client.name} to answer a {self._what}"
+        what = f"{self.who} waits for {client.name} to answer a {self.what}"
         try:
-            answer = await self._policy.within_deadline(what, client.post(call.path, call.body))
+            async with deadline(what, self.policy.answer_s):
+                answer = await client.post(call.path, call.body)
         finally:
             server.running -= 1
             assignment.outstanding -= 1
             self._changed.set()
-        with client.parse(f"the answer to a {self._what}"):
+        with client.parse(f"the answer to a {self.what}"):
             result = request.read(client, answer)
-        server.answered(self._policy.concurrency)
+        server.answered(self.policy.concurrency)
         self._take(group, number, result, assignment)
 
     def _take(self, group: RequestGroup, number: int, result: Any, assignment: Assignment) -> None:
@@ -220,8 +308,8 @@ class LoadBalancer:
         if number in group.results:
             return
         group.results[number] = result
-        if self._on_result is not None:
-            self._on_result(group.number, number, result)
+        if self.on_result is not None:
+            self.on_result(group.number, number, result)
         self._done += 1  # after it, so that the round does not end before `run` raises its error
         if not group.missing():
             self._seconds.append(asyncio.get_running_loop().time() - assignment.since)
@@ -238,14 +326,14 @@ class LoadBalancer:
             server.ready, server.problem = False, str(problem)
         if busy:
             server.busy_since = now if server.busy_since is None else server.busy_since
-            if now - server.busy_since < self._policy.answer_s:
+            if now - server.busy_since < self.policy.answer_s:
                 return
-        logging.getLogger(__name__).warning("%s; its %ss are requested again", problem, self._what)
-        self._counts["retries"] += 1
+        logging.getLogger(__name__).warning("%s; its %ss are requested again", problem, self.what)
+        self.counts["retries"] += 1
         group.failures[server] += 1
         failures = group.failures.total()
-        if failures > self._policy.retries and len(group.assignments) == 1:
+        if failures > self.policy.retries and len(group.assignments) == 1:
             raise RequestFailed(
-                f"{self._who} gives up on {len(group.requests)} {self._what}s after {failures} failures "
-                f"({self._key}.retries={self._policy.retries}); the last: {problem}"
+                f"{self.who} gives up on {len(group.requests)} {self.what}s after {failures} failures "
+                f"({self.key}.retries={self.policy.retries}); the last: {problem}"
             )

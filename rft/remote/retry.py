@@ -1,14 +1,10 @@
 """What the clients of servers share: pauses between repeated calls, and the limits of requests to model servers."""
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from rft.ranges import NonNegativeInt, PositiveInt, Seconds
-
-T = TypeVar("T")
 
 
 class Backoff:
@@ -57,18 +53,3 @@ class ServerPolicy:
     answer_s: Seconds
     start_s: Seconds
     poll_s: Seconds
-
-    async def within_deadline(self, what: str, call: Awaitable[T]) -> T:
-        """Awaits one request.
-
-        Args:
-            what: who waits for what, for the message.
-
-        Raises:
-            TimeoutError: there is no answer after `answer_s` seconds; names the wait.
-        """
-        try:
-            async with asyncio.timeout(self.answer_s):
-                return await call
-        except TimeoutError as error:
-            raise TimeoutError(f"{what}, {self.answer_s:g} s") from error

@@ -13,6 +13,7 @@ from gpu.checks import Check, FailedError, Found, Setting, TooFewGPUsError
 TENSOR_BYTES = {True: 2**20, False: 2**27}  # by whether it runs on a CPU
 TENSORS = 5
 WAIT_S = 60.0
+URL = "http://127.0.0.1:1"  # of the second process, which has a queue in place of a server
 
 
 def checks() -> list[Check]:
@@ -88,24 +89,24 @@ async def asked(calls: Any, answers: Any, *call: Any) -> Any:
 async def send(calls: Any, answers: Any, buckets: list[Any], device: Any) -> tuple[dict[str, str], float]:
     """Sends buckets as rank 0 does; returns the digests of what arrived, and the seconds."""
     from rft.remote.http_client import ServerClient
-    from rft.rollout.server.weights.broadcast import BroadcastGroup
+    from rft.rollout.server.weights.vllm import VLLMSharedMemory
 
-    async def call(method: str, **arguments: Any) -> Any:
-        return await asked(calls, answers, method, arguments)
+    class Client(ServerClient):
+        answer: Any = None  # the last one
 
-    client = ServerClient.at(0, "127.0.0.1:1")
-    group = BroadcastGroup(client, [device.type], device, WAIT_S, deltas=False, shares_memory=True)
+        async def post(self, path: str, body: Any = None) -> Any:
+            self.answer = await asked(calls, answers, body["method"], body["kwargs"])
+            return {"results": [self.answer]}
+
+    client = Client("the second process", URL)
+    transport = VLLMSharedMemory(client, [device.type], device, WAIT_S)
     try:
-        await group.join(call("rft_join", **vars(group.rendezvous), timeout_s=WAIT_S), group.check_token)
+        await transport.open()
         started = time.perf_counter()
-        await call("rft_map", handles=group.share(max(bucket.size() for bucket in buckets)))
-        arguments = {"backend": group.rendezvous.backend, "timeout_s": WAIT_S, "deltas": False}
-        messages = (message for bucket in buckets for message in bucket.messages(None, group))
-        abouts = [bucket.about() for bucket in buckets]
-        found = await group.send(messages, call("rft_receive", buckets=abouts, **arguments))
-        return dict(found), time.perf_counter() - started
+        await transport.send_buckets(buckets, buckets[0].weights)
+        return dict(client.answer), time.perf_counter() - started
     finally:
-        group.close()
+        transport.close()
 
 
 async def send_transfer(calls: Any, answers: Any, buckets: list[Any]) -> tuple[dict[str, str], float]:
@@ -113,23 +114,22 @@ async def send_transfer(calls: Any, answers: Any, buckets: list[Any]) -> tuple[d
     import torch
 
     from rft.remote.http_client import ServerClient
-    from rft.rollout.server.weights import vllm_transfer
-    from rft.rollout.server.weights.broadcast import BroadcastGroup
+    from rft.rollout.server.weights.vllm_transfer import VLLMTransfer
 
     class Client(ServerClient):
         async def post(self, path: str, body: Any = None) -> Any:
             return await asked(calls, answers, path, body)
 
-    client = Client("the second process", "http://127.0.0.1:1")
-    group = BroadcastGroup(client, ["cuda"], torch.device("cuda"), WAIT_S, deltas=False, shares_memory=False)
+    client = Client("the second process", URL)
+    transport = VLLMTransfer(client, ["cuda"], torch.device("cuda"), WAIT_S)
     try:
-        await vllm_transfer.join(client, group)
+        await transport.open()
         started = time.perf_counter()
-        await vllm_transfer.send(client, group, buckets)
+        await transport.send_buckets(buckets, None)
         seconds = time.perf_counter() - started
         return dict(await client.post("digests")), seconds
     finally:
-        group.close()
+        transport.close()
 
 
 def digests(tensors: Iterable[tuple[str, Any]]) -> list[tuple[str, str]]:

@@ -28,11 +28,11 @@ def check_expanded(
     if list(prompt) == list(expanded):
         return
     pairs = enumerate(zip_longest(prompt, expanded))
-    place, (own, other) = next((place, pair) for place, pair in pairs if pair[0] != pair[1])
-    before = tokenizer.decode(prompt[max(0, place - SHOWN) : place])
+    index, (own, other) = next((index, pair) for index, pair in pairs if pair[0] != pair[1])
+    before = tokenizer.decode(prompt[max(0, index - SHOWN) : index])
     raise OtherPrompt(
         f"prompt {row}: the engine expands its media to other tokens than the trainer reads. The first difference is "
-        f"at position {place}, behind {before!r}: {_shown(own, tokenizer)} for the trainer, {_shown(other, tokenizer)} "
+        f"at position {index}, behind {before!r}: {_shown(own, tokenizer)} for the trainer, {_shown(other, tokenizer)} "
         f"for the engine ({len(prompt)} and {len(expanded)} tokens in all). The engine must have the same version of "
         "transformers, and the options of actor.processor without changes (rollout.engine_args.mm_processor_kwargs); "
         "otherwise set rollout=hf"

@@ -8,7 +8,7 @@ import contextlib
 import importlib.util
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -38,12 +38,19 @@ from rft.rollout.engine.expanded import check_expanded
 from rft.rollout.engine.model_folder import write_model_folder
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.engine.texts import in_order, make_completion
-from rft.rollout.engine.vllm_checks import LOGPROBS, MOST_BIASED, check_sampling, check_speculation, unloaded
+from rft.rollout.engine.vllm_checks import (
+    LOGPROBS,
+    MOST_BIASED,
+    check_sampling,
+    check_speculation,
+    sampling_params,
+    unloaded,
+)
 from rft.rollout.engine.vllm_cpu import cpu_arguments
 from rft.rollout.engine.vllm_lora import KEYS, check_adapters, refused, replace_adapter, room
 from rft.rollout.engine.vllm_media import check_attention, media_arguments, vllm_prompt
 from rft.rollout.server.remote.rft_receiver import load_weights
-from rft.rollout.server.server_api import ServerApi
+from rft.rollout.server.vllm import VLLMApi
 from rft.strategy.gather import GatherOptions
 
 SHARE = 0.4  # default of gpu_memory_utilization; the trainer uses the rest
@@ -114,6 +121,7 @@ class VLLMEngine(Engine):
         takes_arguments=True, takes_media=True, has_processor=True, most_forbidden=MOST_BIASED, servers=True
     )
     options: VLLMOptions
+    server_api = VLLMApi
 
     def __init__(self, options: VLLMOptions, context: EngineContext) -> None:
         super().__init__(options, context)
@@ -136,7 +144,7 @@ class VLLMEngine(Engine):
         self.ends = end_tokens(model, tokenizer)
         self._params = vllm.SamplingParams
         self._names = checkpoint_names(model)
-        self._forbidden = dict.fromkeys(context.forbidden, FORBIDDEN) or None
+        self._forbidden = dict.fromkeys(context.forbidden, FORBIDDEN)
         if current_platform.is_cpu():
             from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
@@ -190,14 +198,6 @@ class VLLMEngine(Engine):
     def check_sampling(cls, sampling: Sampling, logprobs: bool) -> None:
         check_sampling(sampling)
 
-    @staticmethod
-    def server_api(
-        engine_args: dict[str, Any], media: MediaFacts | None = None, forbidden: Sequence[int] = ()
-    ) -> ServerApi:
-        from rft.rollout.server.vllm import VLLMApi
-
-        return VLLMApi(engine_args, media, forbidden)
-
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Loads the tensors into vLLM's layers and drops cached prefixes.
 
@@ -241,32 +241,32 @@ class VLLMEngine(Engine):
         self, requests: list[Request], sampling: Sampling, on_completion: OnCompletion | None = None
     ) -> list[list[Completion]]:
         tokenizer = self.context.tokenizer
-        local = [
-            (vllm_prompt(request.prompt), self._sampling_params(sampling, seed, request.limit(sample, sampling)))
-            for request in requests
-            for sample, seed in enumerate(request.seeds)
-        ]
+        local = []
+        for request in requests:
+            for sample, seed in enumerate(request.seeds):
+                limit = request.limit(sample, sampling)
+                params = self._params(**sampling_params(sampling, seed, limit, self.ends, self._forbidden))
+                local.append((vllm_prompt(request.prompt), params))
         before, requested = self._all_ranks(local)
         for number, (prompt, how) in enumerate(requested):
             self._engine.add_request(str(number), prompt, how, lora_request=self.adapter)
-        places = range(before, before + len(local))
+        own_numbers = range(before, before + len(local))
         samples = [(number, sample) for number, request in enumerate(requests) for sample in range(len(request.seeds))]
-        found: dict[tuple[int, int], Completion] = {}
+        completions: dict[tuple[int, int], Completion] = {}
         while self._engine.has_unfinished_requests():
             for output in self._engine.step():
-                if output.finished and int(output.request_id) in places:
-                    place = samples[int(output.request_id) - before]
-                    prompt = requests[place[0]].prompt
-                    check_expanded(place[0], prompt, output.prompt_token_ids, tokenizer)
+                if output.finished and int(output.request_id) in own_numbers:
+                    row, sample = samples[int(output.request_id) - before]
+                    check_expanded(row, requests[row].prompt, output.prompt_token_ids, tokenizer)
                     [answer] = output.outputs
                     ids = list(answer.token_ids)
                     numbers = [by_token[token].logprob for by_token, token in zip(answer.logprobs, ids, strict=True)]
                     versions = [self.version] * len(ids)
                     completion = make_completion(tokenizer, self.ends, sampling.stop, ids, numbers, versions)
-                    found[place] = completion
+                    completions[row, sample] = completion
                     if on_completion is not None:
-                        on_completion(*place, completion)
-        return in_order(found, requests)
+                        on_completion(row, sample, completion)
+        return in_order(completions, requests)
 
     def _all_ranks(self, local: list[Any]) -> tuple[int, list[Any]]:
         """The requests of all ranks of one engine, which take the same steps, and how many come before this rank's."""
@@ -275,21 +275,6 @@ class VLLMEngine(Engine):
         by_rank: list[list[Any]] = [[] for _ in range(dist.get_world_size(self._group))]
         dist.all_gather_object(by_rank, local, self._group)
         return sum(map(len, by_rank[: dist.get_rank(self._group)])), [row for rows in by_rank for row in rows]
-
-    def _sampling_params(self, sampling: Sampling, seed: int, limit: int) -> Any:
-        return self._params(
-            max_tokens=limit,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            seed=seed,
-            stop=sampling.stop,
-            stop_token_ids=self.ends,
-            logprobs=0,  # of the sampled token and no other
-            detokenize=bool(sampling.stop),
-            logit_bias=self._forbidden,
-        )
 
     def sleep(self) -> None:
         """Frees what `sleep_level` says."""

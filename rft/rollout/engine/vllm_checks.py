@@ -1,4 +1,4 @@
-"""What vLLM does not support, in this process and in servers."""
+"""How vLLM samples, in this process and in servers, and what it does not support."""
 
 from typing import Any
 
@@ -24,6 +24,31 @@ def check_sampling(sampling: Sampling) -> None:
             f"min_p={sampling.min_p} with top_p={sampling.top_p}: vLLM takes min-p first, which is another "
             "distribution; set one of the two, or choose rollout=hf"
         )
+
+
+def sampling_params(
+    sampling: Sampling, seed: int, limit: int, ends: list[int], forbidden: dict[int, float]
+) -> dict[str, Any]:
+    """The fields of vLLM's `SamplingParams` for one sample, which is decoded only to find stop strings.
+
+    Args:
+        limit: most new tokens.
+        ends: tokens that end the sample.
+        forbidden: the bias of each token that is never sampled.
+    """
+    params = {
+        "max_tokens": limit,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "seed": seed,
+        "stop": sampling.stop,
+        "stop_token_ids": ends,
+        "logprobs": 0,  # of the sampled token only
+        "detokenize": bool(sampling.stop),
+    }
+    return params | ({"logit_bias": forbidden} if forbidden else {})
 
 
 def check_speculation(engine_args: dict[str, Any]) -> None:

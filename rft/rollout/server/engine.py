@@ -8,9 +8,8 @@ import atexit
 import os
 import shutil
 import sys
-from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import nan
 from typing import Any, ClassVar
@@ -20,11 +19,10 @@ from torch import Tensor
 
 from rft.actor.loading.tensor_names import checkpoint_names, renamed
 from rft.actor.model import end_tokens
-from rft.batch.encoded import MediaFacts, as_encoded
+from rft.batch.encoded import as_encoded
 from rft.remote.event_loop import EventLoop
-from rft.remote.http_client import ServerClient
-from rft.remote.load_balancer import LoadBalancer
-from rft.remote.requests import Server
+from rft.remote.http_client import RequestFailed, ServerClient
+from rft.remote.load_balancer import Call, LoadBalancer, Server
 from rft.remote.server_process import LOCAL, ServerProcess, free_port
 from rft.rollout.engine.base import (
     Completion,
@@ -41,12 +39,41 @@ from rft.rollout.engine.model_folder import write_model_folder
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.engine.texts import in_order, make_completion
 from rft.rollout.server.options import KEY, Servers
-from rft.rollout.server.requests import SampleRequest
 from rft.rollout.server.server_api import Sampled, ServerApi, key_environment, server_prompt
 from rft.rollout.server.server_pool import ServerPool
 from rft.rollout.server.weights.store import WeightStore
 from rft.rollout.server.weights.version import WeightVersion
 from rft.strategy.gather import GatherOptions
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """Requests one sample; see `ServerRequest`.
+
+    Attributes:
+        post: what every server gets.
+        limit: most new tokens.
+        server_api: of the servers.
+        version: of the weights; a sample of another version is discarded.
+    """
+
+    post: Call
+    limit: int
+    server_api: ServerApi
+    version: int
+
+    def call(self, client: ServerClient) -> Call:
+        return self.post
+
+    def read(self, client: ServerClient, answer: Any) -> Sampled:
+        sampled = self.server_api.parse(answer)
+        length = len(sampled.tokens)
+        if length > self.limit or (sampled.finish_reason == "length" and length < self.limit):
+            ended = f"{sampled.finish_reason} after {length} of {self.limit} tokens"
+            raise ValueError(f"{ended}: are prompt and answer longer than rollout.engine_args allows?")
+        if sampled.version != self.version:
+            raise RequestFailed(f"{client.name} serves version {sampled.version}, not {self.version}")
+        return sampled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,32 +95,21 @@ class ServersOptions(EngineOptions):
 
 
 class ServersEngine(Engine):
-    """Samples with servers of one kind, which the run starts or which run already; a subclass implements `server_api`.
+    """Samples with servers of one kind, which the run starts or which run already; a subclass names its `server_api`.
 
     Servers must be able to read the folder of the run. `rollout.engine_args` become flags of those that the run starts.
 
     Attributes:
+        server_api: how a server is started and called.
         sleep_arguments: engine arguments that servers with a GPU need to be able to sleep.
     """
 
     Options: ClassVar[type[EngineOptions]] = ServersOptions
     facts = EngineFacts(takes_arguments=True, takes_media=True, has_processor=True, servers=True)
+    server_api: ClassVar[type[ServerApi]]
     sleep_arguments: ClassVar[dict[str, Any]] = {}
     gather_options = GatherOptions(sharded=True)
     options: ServersOptions
-
-    @staticmethod
-    @abstractmethod
-    def server_api(
-        engine_args: dict[str, Any], media: MediaFacts | None = None, forbidden: Sequence[int] = ()
-    ) -> ServerApi:
-        """How a server is started and called.
-
-        Args:
-            engine_args: `rollout.engine_args`, the flags of the servers that are started.
-            media: of the policy's processor; None for a model of text.
-            forbidden: ids that the servers never sample; see `forbidden_tokens`.
-        """
 
     def __init__(self, options: ServersOptions, context: EngineContext) -> None:
         super().__init__(options, context)
@@ -110,6 +126,7 @@ class ServersEngine(Engine):
         self._vocabulary = model.config.get_text_config().vocab_size
         arguments = self.arguments(context.engine_args, servers)
         self._server_api = self.server_api(arguments, context.media, context.forbidden)
+        self._request_fields: dict[str, str] = {}  # of the body, beside those of `ServerApi.request`
         self._counts: Counter[str] = Counter()
         self._sent = 0
         self._loop = EventLoop("servers")
@@ -155,7 +172,7 @@ class ServersEngine(Engine):
             OSError: the servers do not return the samples within their deadlines; names them.
             OtherPrompt: a server expands a prompt with media to other tokens than the trainer reads.
         """
-        found: dict[tuple[int, int], Completion] = {}
+        completions: dict[tuple[int, int], Completion] = {}
         tokenizer, unknown = self.context.tokenizer, bool(self._server_api.unknown_logprobs(sampling))
 
         def finish(request: int, sample: int, answer: Sampled) -> None:
@@ -165,7 +182,7 @@ class ServersEngine(Engine):
             logprobs = [nan] * len(answer.tokens) if unknown else answer.logprobs
             versions = [self.version] * len(answer.tokens)
             completion = make_completion(tokenizer, self._ends, sampling.stop, answer.tokens, logprobs, versions)
-            found[request, sample] = completion
+            completions[request, sample] = completion
             if on_completion is not None:
                 on_completion(request, sample, completion)
 
@@ -181,26 +198,24 @@ class ServersEngine(Engine):
             on_result=finish,
         )
         self._loop.run(balancer.run([self._sample_requests(request, sampling) for request in requests]))
-        return in_order(found, requests)
+        return in_order(completions, requests)
 
     async def _probe(self, client: ServerClient) -> str | None:
         with client.parse("its version"):
-            found = await self._server_api.version(client)
-        return None if found == self.version else f"serves version {found}"
+            version = await self._server_api.version(client)
+        return None if version == self.version else f"serves version {version}"
 
     def _sample_requests(self, request: Request, sampling: Sampling) -> list[SampleRequest]:
         """One request per seed."""
         assert max(request.prompt) < self._vocabulary, "a token id beyond the vocabulary ends some servers"
         prompt = server_prompt(request.prompt)
-        limits = [request.limit(sample, sampling) for sample in range(len(request.seeds))]
-        calls = [
-            self._server_api.request(prompt, seed, limit, self._ends, sampling)
-            for seed, limit in zip(request.seeds, limits, strict=True)
-        ]
-        return [
-            SampleRequest(call, limit, self._server_api, self.version)
-            for call, limit in zip(calls, limits, strict=True)
-        ]
+        requests = []
+        for sample, seed in enumerate(request.seeds):
+            limit = request.limit(sample, sampling)
+            call = self._server_api.request(prompt, seed, limit, self._ends, sampling)
+            post = Call(call.path, call.body | self._request_fields)
+            requests.append(SampleRequest(post, limit, self._server_api, self.version))
+        return requests
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Writes the weights and lets the servers load them. A collective.
@@ -256,9 +271,9 @@ class ServersEngine(Engine):
             `retries` and `hedged`: groups that were requested again after a failure, and that two servers worked on;
             unless transport=folder also `sent_mib`: MiB of weights that were sent to the servers' workers.
         """
-        found = {name: float(self._counts[name]) for name in ("retries", "hedged")}
+        counts = {name: float(self._counts[name]) for name in ("retries", "hedged")}
         if self.options.servers.transport != "folder":
             sent = self._pool.sent() if self._pool is not None else 0
-            found["sent_mib"], self._sent = (sent - self._sent) / 2**20, sent
+            counts["sent_mib"], self._sent = (sent - self._sent) / 2**20, sent
         self._counts.clear()
-        return found
+        return counts

@@ -36,8 +36,8 @@ def is_local(address: str) -> bool:
     """True if an address, host:port, is of this machine."""
     host, _, port = address.rpartition(":")
     try:
-        found = socket.gethostbyname(host)
-        return own_address(found, int(port)) == found
+        resolved = socket.gethostbyname(host)
+        return own_address(resolved, int(port)) == resolved
     except OSError:  # an unknown host, or no way to it
         return False
 

@@ -3,23 +3,26 @@
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import torch
 
-from rft.batch.encoded import as_encoded
+from rft.actor.forward.vocabulary import FORBIDDEN
+from rft.batch.encoded import MediaFacts, as_encoded
 from rft.data.encode.media.files import lossless_url
 from rft.remote.http_client import ServerClient
 from rft.remote.json_values import are_numbers, are_tokens
-from rft.remote.requests import Call
+from rft.remote.load_balancer import Call
 from rft.remote.server_process import LOCAL
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.server import remote
+from rft.rollout.server.options import Servers
 from rft.rollout.server.remote.rft_server_key import KEY_VARIABLE
-from rft.rollout.server.weights.broadcast import BroadcastGroup, MakeGroup
+from rft.rollout.server.weights.transport import WeightTransport
 from rft.rollout.server.weights.version import WeightVersion
 
 REMOTE = str(Path(remote.__file__).parent)
@@ -47,7 +50,7 @@ def server_prompt(prompt: list[int]) -> ServerPrompt:
     raw = as_encoded(prompt).raw
     if raw is None:
         return ServerPrompt(list(prompt))
-    media = {kind: [lossless_url(one, raw.sampling_rate) for one in opened] for kind, opened in raw.media.items()}
+    media = {kind: [lossless_url(medium, raw.sampling_rate) for medium in opened] for kind, opened in raw.media.items()}
     return ServerPrompt(list(raw.ids), media)
 
 
@@ -85,25 +88,46 @@ class Aborted(ValueError):
     """The server aborted a sample, as a weight update makes it do."""
 
 
-class ServerApi(Protocol):
+class ServerApi(ABC):
     """One kind of server. Every awaited call raises `RequestFailed` where the server does not report success; the
     caller sets the deadline.
 
+    Args:
+        engine_args: `rollout.engine_args`, the flags of a server that the run starts: `max_model_len: 2048` is
+            `--max-model-len 2048`.
+        media: of the policy's processor; None for a model of text.
+        forbidden: ids that the servers never sample; see `forbidden_tokens`.
+
     Attributes:
         rollout: the option of the group `rollout` that samples with such servers.
+        reserved: the arguments that the run itself sets.
+
+    Raises:
+        ValueError: `engine_args` has a reserved argument; names it.
     """
 
-    rollout: str
+    rollout: ClassVar[str]
+    reserved: ClassVar[frozenset[str]]
 
+    def __init__(
+        self, engine_args: dict[str, Any], media: MediaFacts | None = None, forbidden: Sequence[int] = ()
+    ) -> None:
+        if reserved := sorted(self.reserved & engine_args.keys()):
+            raise ValueError(f"rollout.engine_args.{reserved[0]}: the run itself sets this argument; take it out")
+        self._engine_args = engine_args
+        self._media = media
+        self._forbidden = dict.fromkeys(forbidden, FORBIDDEN)
+
+    @abstractmethod
     def check(self, sampling: Sampling) -> None:
         """Raises a ValueError that begins with the option for sampling options that these servers lack."""
-        ...
 
     def unknown_logprobs(self, sampling: Sampling) -> str:
         """A message that begins with the option if the servers do not report log-probabilities as `Completion` defines
         them; empty if they do."""
-        ...
+        return ""
 
+    @abstractmethod
     def command(
         self, python: str, model: Path, port: int, host: str = LOCAL, load_format: str = "dummy"
     ) -> tuple[list[str], dict[str, str]]:
@@ -118,13 +142,13 @@ class ServerApi(Protocol):
         Returns:
             The command line, and variables to add to the environment.
         """
-        ...
 
+    @abstractmethod
     def request(self, prompt: ServerPrompt, seed: int, limit: int, ends: list[int], sampling: Sampling) -> Call:
         """The POST for one sample of at most `limit` new tokens that ends with any of the tokens `ends`. Of a prompt
         with media the response must have `Sampled.prompt`."""
-        ...
 
+    @abstractmethod
     def parse(self, answer: Any) -> Sampled:
         """The sample in a response.
 
@@ -132,35 +156,36 @@ class ServerApi(Protocol):
             KeyError, IndexError, TypeError, ValueError: the response is malformed.
             Aborted: the server aborted the sample.
         """
-        ...
 
+    @abstractmethod
     async def healthy(self, client: ServerClient) -> None:
         """Returns if the server is up."""
-        ...
 
+    @abstractmethod
     async def version(self, client: ServerClient) -> int | None:
         """The version of the weights that the server serves; None for weights that this run did not send."""
-        ...
 
+    @abstractmethod
     async def hold(self, client: ServerClient) -> None:
         """Lets requests wait until `load` has sent weights to a server that has dummy ones. May be repeated."""
-        ...
 
-    async def join(self, client: ServerClient, make: MakeGroup) -> BroadcastGroup:
-        """Forms a process group of rank 0 and the server's workers.
+    @abstractmethod
+    async def transport(self, client: ServerClient, options: Servers, device: torch.device) -> WeightTransport:
+        """Chooses how the server gets weights; the caller opens it.
 
         Args:
-            make: makes the group from the device type of every worker, cpu or cuda.
+            options: of the servers.
+            device: of rank 0.
         """
-        ...
 
+    @abstractmethod
     async def sleep(self, client: ServerClient) -> None:
         """Aborts running requests and releases the memory of weights, keys and values. Until `load` has woken the
         server, `version` returns None. May be repeated after a failure at any point."""
-        ...
 
+    @abstractmethod
     async def load(
-        self, client: ServerClient, weights: WeightVersion, before: WeightVersion | None, group: BroadcastGroup | None
+        self, client: ServerClient, weights: WeightVersion, before: WeightVersion | None, transport: WeightTransport
     ) -> None:
         """Replaces the weights of the server: aborts running requests, loads, drops cached prefixes, sets the version,
         resumes. A sleeping server allocates memory for weights first, and for keys and values after the weights are
@@ -169,9 +194,8 @@ class ServerApi(Protocol):
 
         Args:
             before: what the server serves, None where that is unknown.
-            group: sends the tensors; None: the server reads them from their folder.
+            transport: to the server, open.
         """
-        ...
 
 
 def flags(arguments: dict[str, Any], off: str | None) -> Iterator[str]:

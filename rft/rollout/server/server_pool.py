@@ -21,7 +21,7 @@ from rft.remote.server_process import ServerProcess
 from rft.rollout.server.options import KEY, Servers
 from rft.rollout.server.remote.rft_server_key import KEY_VARIABLE
 from rft.rollout.server.server_api import ServerApi
-from rft.rollout.server.weights.broadcast import Connection
+from rft.rollout.server.weights.transport import WeightTransport
 from rft.rollout.server.weights.version import WeightVersion
 from rft.waits import Reminder
 
@@ -32,9 +32,9 @@ class ServerMonitor:
     Args:
         client: of the server.
         process: the server's, if the run started it.
-        connection: for weights that are broadcast.
 
     Attributes:
+        transport: of weights to the server, None where none is open.
         serves: the version that the server serves, None where that is unknown.
         loaded: the weights that it loaded last. Its version may be of another run and have the same number.
         problem: what was wrong at the last check.
@@ -47,10 +47,11 @@ class ServerMonitor:
         wake: starts the next check at once.
     """
 
-    def __init__(self, client: ServerClient, process: ServerProcess | None, connection: Connection) -> None:
+    def __init__(self, client: ServerClient, process: ServerProcess | None) -> None:
         self.client = client
-        self.connection = connection
         self.process = process
+        self.transport: WeightTransport | None = None
+        self._sent = 0  # by transports that are closed
         self.serves: int | None = None
         self.loaded: WeightVersion | None = None
         self.problem = "not checked yet"
@@ -63,6 +64,17 @@ class ServerMonitor:
     def holds(self) -> WeightVersion | None:
         """The weights that the server has in memory, None where that is unknown."""
         return self.loaded if self.loaded is not None and self.loaded.version == self.serves else None
+
+    def sent(self) -> int:
+        """Bytes of weights that have been sent to the server's workers."""
+        return self._sent + (self.transport.sent if self.transport is not None else 0)
+
+    def close_transport(self) -> None:
+        """Closes the transport, if one is open."""
+        if self.transport is not None:
+            self._sent = self.sent()
+            self.transport.close()
+            self.transport = None
 
 
 class ServerPool:
@@ -87,9 +99,9 @@ class ServerPool:
         self._server_api = server_api
         self._model = model
         self._options = options
+        self._device = device
         started: list[ServerProcess | None] = [*processes] or [None] * len(clients)
-        connections = [Connection(client, server_api.join, device, options) for client in clients]
-        self._monitors = [ServerMonitor(*parts) for parts in zip(clients, started, connections, strict=True)]
+        self._monitors = [ServerMonitor(*parts) for parts in zip(clients, started, strict=True)]
         self._current: WeightVersion | None = None
         self._asleep = False
         self._committed: WeightVersion | None = None
@@ -101,20 +113,16 @@ class ServerPool:
         self._tasks = [asyncio.create_task(self._monitor(monitor)) for monitor in self._monitors]
 
     async def stop(self) -> None:
-        """Ends the monitoring and leaves all process groups."""
+        """Ends the monitoring and closes all transports."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for monitor in self._monitors:
-            monitor.connection.close()
+            monitor.close_transport()
 
     def sent(self) -> int:
         """Bytes of weights that have been sent to the servers' workers."""
-        return sum(monitor.connection.sent() for monitor in self._monitors)
-
-    def current(self) -> int:
-        """How many servers serve the current version."""
-        return len(self._monitors) - len(self._behind())
+        return sum(monitor.sent() for monitor in self._monitors)
 
     async def commit(self, weights: WeightVersion) -> None:
         """Makes a version the current one and waits until the servers acknowledge it.
@@ -202,7 +210,7 @@ class ServerPool:
             except OSError as error:
                 if monitor.serves is not None:
                     logging.getLogger(__name__).warning("%s is down: %s", monitor.client.name, error)
-                monitor.connection.close()
+                monitor.close_transport()
                 monitor.serves, monitor.asleep, monitor.problem = None, False, str(error)
                 monitor.failures += 1 + isinstance(error, TimeoutError) * self._options.retries
                 if isinstance(error, RequestRefused) and error.missing and monitor.process is None:
@@ -262,10 +270,13 @@ class ServerPool:
             raise
 
     async def _load(self, monitor: ServerMonitor, weights: WeightVersion) -> None:
-        before, broadcast = monitor.holds(), self._options.transport != "folder"
-        fresh = before is None and not monitor.asleep
-        group = await monitor.connection.group(fresh) if broadcast else None
-        await self._server_api.load(monitor.client, weights, before, group)
+        client, before = monitor.client, monitor.holds()
+        if before is None and not monitor.asleep:  # it was restarted, or its state is unknown
+            monitor.close_transport()
+        if monitor.transport is None:
+            monitor.transport = await self._server_api.transport(client, self._options, self._device)
+            await monitor.transport.open()
+        await self._server_api.load(client, weights, before, monitor.transport)
 
     async def _version(self, monitor: ServerMonitor) -> int | None:
         """The version of a server that is up."""

@@ -17,15 +17,14 @@ import torch
 from rft.actor.forward.logits import FORBIDDEN
 from rft.batch.encoded import MediaFacts, as_encoded
 from rft.remote.http_client import PROBE_S, RequestRefused, ServerClient
-from rft.remote.requests import Call
+from rft.remote.load_balancer import Call
 from rft.remote.server_process import LOCAL
 from rft.rollout.engine.base import Completion, EngineCheckContext, OnCompletion, Request
 from rft.rollout.engine.expanded import check_expanded
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.server.engine import ServersEngine, ServersOptions
-from rft.rollout.server.options import KEY
+from rft.rollout.server.options import KEY, Servers
 from rft.rollout.server.prompt_logprobs import PROMPT_LOGPROBS, Text, TokenLogprobs
-from rft.rollout.server.remote.rft_receiver import TOKEN_GROUP, group_token
 from rft.rollout.server.server_api import (
     Aborted,
     Sampled,
@@ -37,8 +36,8 @@ from rft.rollout.server.server_api import (
     labelled_version,
     python_path,
 )
-from rft.rollout.server.weights.broadcast import BroadcastGroup, MakeGroup
-from rft.rollout.server.weights.buckets import missing_tensors
+from rft.rollout.server.weights.sglang import Label, SGLangFolder, SGLangGroup, read_label, set_label
+from rft.rollout.server.weights.transport import WeightTransport
 from rft.rollout.server.weights.version import WeightVersion
 
 FIXED = {
@@ -52,83 +51,22 @@ ON_CPU = {
     "disable_overlap_schedule": True,
     "max_total_tokens": 16384,  # of keys and values; by default SGLang allocates most of the machine's memory for them
 }
-# Labels of a server's weights that are not a version:
 ALL_TOKENS = -1  # SGLang's top_k without a bound
-NEW = "default"  # SGLang's own, before the first update
-LOADING = "loading"  # between two versions; the server may be paused
-UNSURE = "unsure"  # while the server releases or allocates memory
-ASLEEP, WEIGHTS_ONLY = "asleep", "dozing"  # paused; without the memory of
-RELEASED = {ASLEEP: ("kv_cache", "weights"), WEIGHTS_ONLY: ("kv_cache",)}
-RESERVED = frozenset(("model_path", "model", "host", "port", "api_key", "weight_version", *FIXED))
+# The memory that a server with a label does not have
+RELEASED: dict[str, tuple[str, ...]] = {Label.ASLEEP: ("kv_cache", "weights"), Label.WEIGHTS_ONLY: ("kv_cache",)}
 
 
-class SGLangOptions(ServersOptions):
-    """Options of `SGLangServers`."""
-
-    def check(self, context: EngineCheckContext) -> None:
-        SGLangApi(context.engine_args)  # checks the arguments
-        super().check(context)
-        if self.servers.deltas:
-            raise ValueError(f"{KEY}.deltas=true: SGLang's servers receive whole tensors only; set it to false")
-        if self.servers.transport == "ipc":
-            raise ValueError(
-                f"{KEY}.transport=ipc: SGLang takes handles of shared memory as pickles only, which the run does not "
-                "send; set it to folder or group"
-            )
-
-    def check_here(self) -> None:
-        self.servers.check_installed("sglang", "scripts/install_sglang_cpu.sh")
-
-
-class SGLangServers(ServersEngine):
-    """Samples with SGLang servers; see `ServersEngine`."""
-
-    Options = SGLangOptions
-    facts = replace(ServersEngine.facts, masks_padding=False)
-    sleep_arguments: ClassVar = {"enable_memory_saver": True}
-
-    @staticmethod
-    def server_api(
-        engine_args: dict[str, Any], media: MediaFacts | None = None, forbidden: Sequence[int] = ()
-    ) -> ServerApi:
-        return SGLangApi(engine_args, forbidden)
-
-    def generate(
-        self, requests: list[Request], sampling: Sampling, on_completion: OnCompletion | None = None
-    ) -> list[list[Completion]]:
-        """See `ServersEngine.generate`. SGLang decodes a prompt with media and encodes the text again.
-
-        Raises:
-            OtherPrompt: the text of a prompt with media has other tokens, as where it quotes a placeholder.
-        """
-        tokenizer = self.context.tokenizer
-        for number, request in enumerate(requests):
-            if (raw := as_encoded(request.prompt).raw) is not None:
-                again = tokenizer(tokenizer.decode(raw.ids), add_special_tokens=False).input_ids
-                check_expanded(number, raw.ids, again, tokenizer)
-        return super().generate(requests, sampling, on_completion)
-
-
-class SGLangApi:
-    """The interface of an SGLang server; see `ServerApi`.
-
-    Args:
-        engine_args: flags of a server that the run starts: `context_length: 2048` is `--context-length 2048`.
-        forbidden: ids that are never sampled.
-
-    Raises:
-        ValueError: the run itself sets one of the arguments; names it.
-    """
+class SGLangApi(ServerApi):
+    """The interface of an SGLang server."""
 
     rollout = "sglang"
+    reserved = frozenset(("model_path", "model", "host", "port", "api_key", "weight_version", *FIXED))
 
-    def __init__(self, engine_args: dict[str, Any], forbidden: Sequence[int] = ()) -> None:
-        if reserved := sorted(RESERVED & engine_args.keys()):
-            raise ValueError(f"rollout.engine_args.{reserved[0]}: the run itself sets this argument; take it out")
-        self._forbidden = dict.fromkeys(forbidden, FORBIDDEN)
-        self._engine_args = engine_args
+    def __init__(
+        self, engine_args: dict[str, Any], media: MediaFacts | None = None, forbidden: Sequence[int] = ()
+    ) -> None:
+        super().__init__(engine_args, media, forbidden)
         self._groups: dict[ServerClient, str] = {}
-        self._started: set[tuple[str, int]] = set()  # host and port of servers that `command` starts
 
     def check(self, sampling: Sampling) -> None:
         if sampling.first_token is not None:
@@ -153,7 +91,6 @@ class SGLangApi:
         self, python: str, model: Path, port: int, host: str = LOCAL, load_format: str = "dummy"
     ) -> tuple[list[str], dict[str, str]]:
         """Starts a server that does not access the hub."""
-        self._started.add((host, port))
         on_cpu = self._engine_args.get("device", "cuda" if torch.cuda.is_available() else "cpu") == "cpu"
         arguments = {"model_path": str(model), "host": host, "port": port, **FIXED, "load_format": load_format}
         arguments |= (ON_CPU if on_cpu else {}) | self._engine_args
@@ -196,106 +133,117 @@ class SGLangApi:
 
     async def healthy(self, client: ServerClient) -> None:
         """`/server_info` is quick and asks the scheduler too; `/health` takes a second and works during the warm-up."""
-        await client.get("/health" if await self._label(client) == NEW else "/server_info")
+        await client.get("/health" if await read_label(client) == Label.NEW else "/server_info")
 
     async def version(self, client: ServerClient) -> int | None:
         """The label that `load` set last."""
-        return labelled_version(await self._label(client))
+        return labelled_version(await read_label(client))
 
     async def hold(self, client: ServerClient) -> None:
-        """See `ServerApi.hold`. The label makes `load` end the pause."""
-        if await self._label(client) == NEW:
-            await self._set_label(client, LOADING)
+        """Sets the label, too, which makes `load` end the pause."""
+        if await read_label(client) == Label.NEW:
+            await set_label(client, Label.LOADING)
             await client.post("/pause_generation", {"mode": "abort"})
 
-    async def join(self, client: ServerClient, make: MakeGroup) -> BroadcastGroup:
-        """Destroys the previous group, and lets all workers join the new one.
+    async def transport(self, client: ServerClient, options: Servers, device: torch.device) -> WeightTransport:
+        """Of a process group it also destroys the previous one.
 
         Workers of servers that the run has started check the token of the group; see `rft_sglang_plugin`.
         """
+        if options.transport == "folder":
+            return SGLangFolder(client)
         about = await client.get("/server_info")
         if (about["dp_size"], about["pp_size"]) != (1, 1):
             raise client.bad_response(f"it has dp_size or pp_size above 1; set {KEY}.transport=folder")
         if before := self._groups.pop(client, None):
             with contextlib.suppress(RequestRefused):  # the server was restarted, or has left the group
                 await client.post("/destroy_weights_update_group", {"group_name": before})
-        group = make([about["device"]] * about["tp_size"])
-        checked = (client.host, client.port) in self._started and client.key is not None
-        if client.key is not None and checked:
-            name = f"{TOKEN_GROUP}{group.rendezvous.name}"
-            group.rendezvous = replace(group.rendezvous, name=name, token=group_token(name, client.key))
-        place = group.rendezvous
-        body = {"master_address": place.address, "master_port": place.port, "group_name": place.name}
-        body |= {"world_size": place.size, "rank_offset": 1, "backend": place.backend}
-        self._groups[client] = place.name
-        await group.join(client.post("/init_weights_update_group", body), group.check_token if checked else None)
+        devices = [about["device"]] * about["tp_size"]
+        group = SGLangGroup(client, devices, device, options.sync_s, checked=options.count > 0)
+        self._groups[client] = group.rendezvous.name
         return group
 
     async def sleep(self, client: ServerClient) -> None:
         """The server discards its weights; requests wait until it is woken."""
         about, label = await client.get("/server_info"), await self._known_label(client)
         check_memory(client, about["device"], about["enable_memory_saver"], "--enable-memory-saver")
-        if held := [part for part in RELEASED[ASLEEP] if part not in RELEASED.get(label, ())]:
+        if held := [part for part in RELEASED[Label.ASLEEP] if part not in RELEASED.get(label, ())]:
             if label not in RELEASED:
-                await self._set_label(client, LOADING)
+                await set_label(client, Label.LOADING)
             await client.post("/pause_generation", {"mode": "abort"})
             # The server ends if it is asked to release memory while it still finishes a sample.
             await client.post_raw(f"/flush_cache?timeout={PROBE_S:g}")
-            await self._memory(client, "release", held, ASLEEP)
+            await self._memory(client, "release", held, Label.ASLEEP)
 
     async def _memory(self, client: ServerClient, verb: str, parts: list[str], label: str) -> str:
         """Releases or resumes memory. The server ends if it gets this request twice, so the label records each one."""
-        await self._set_label(client, UNSURE)
+        await set_label(client, Label.UNSURE)
         await client.post_raw(f"/{verb}_memory_occupation", {"tags": parts})
-        await self._set_label(client, label)
+        await set_label(client, label)
         return label
 
     async def load(
-        self, client: ServerClient, weights: WeightVersion, before: WeightVersion | None, group: BroadcastGroup | None
+        self, client: ServerClient, weights: WeightVersion, before: WeightVersion | None, transport: WeightTransport
     ) -> None:
-        """Aborts running requests, loads, drops cached prefixes and sets the label; new requests wait.
-
-        From a folder this is one atomic request to a server that is awake. Through a group the weights are loaded
-        bucket by bucket, and samples between two of them carry a label that is not a version.
-        """
+        """Aborts running requests, loads, drops cached prefixes and sets the label; new requests wait."""
         if weights.dtype is not None:
             check_dtype(client, weights.dtype, (await client.get("/server_info"))["dtype"])
-        label, version = await self._known_label(client), str(weights.version)
-        if label == ASLEEP:
-            label = await self._memory(client, "resume", ["weights"], WEIGHTS_ONLY)
-        between = WEIGHTS_ONLY if label == WEIGHTS_ONLY else LOADING
-        whole = group is None and label not in (WEIGHTS_ONLY, LOADING)
-        if group is not None:
-            await self._set_label(client, between, abort=True)
-            for bucket in missing_tensors(weights, before):
-                names, dtypes, shapes = zip(*bucket.about(), strict=True)
-                body = {"group_name": group.rendezvous.name, "names": names, "dtypes": dtypes, "shapes": shapes}
-                call = client.post("/update_weights_from_distributed", body | {"abort_all_requests": True})
-                await group.send(bucket.tensors(), call)
-        else:
-            where = {"model_path": str(weights.folder), "load_format": "auto"}
-            where |= {"weight_version": version if whole else between}
-            ending = {"abort_all_requests": True, "flush_cache": True}
-            answer = await client.post("/update_weights_from_disk", where | ending)
-            if answer["success"] is not True:
-                raise client.bad_response(f"it did not load the weights of {weights.folder}: {answer['message']}")
-        if label == WEIGHTS_ONLY:
-            label = await self._memory(client, "resume", ["kv_cache"], LOADING)
-        if label == LOADING:
+        label = await self._known_label(client)
+        if label == Label.ASLEEP:
+            label = await self._memory(client, "resume", ["weights"], Label.WEIGHTS_ONLY)
+        await transport.load(weights, before)
+        if label == Label.WEIGHTS_ONLY:
+            label = await self._memory(client, "resume", ["kv_cache"], Label.LOADING)
+        if label == Label.LOADING:
             await client.post("/continue_generation")
-        if not whole:
-            await self._set_label(client, version)
-
-    async def _label(self, client: ServerClient) -> str:
-        return str((await client.get("/model_info"))["weight_version"])
+        await set_label(client, str(weights.version))
 
     async def _known_label(self, client: ServerClient) -> str:
-        if (label := await self._label(client)) == UNSURE:
+        if (label := await read_label(client)) == Label.UNSURE:
             raise client.bad_response("it released or allocated memory and did not confirm it: restart it")
         return label
 
-    async def _set_label(self, client: ServerClient, label: str, abort: bool = False) -> None:
-        await client.post("/update_weight_version", {"new_version": label, "abort_all_requests": abort})
+
+class SGLangOptions(ServersOptions):
+    """Options of `SGLangServers`."""
+
+    def check(self, context: EngineCheckContext) -> None:
+        SGLangApi(context.engine_args)  # checks the arguments
+        super().check(context)
+        if self.servers.deltas:
+            raise ValueError(f"{KEY}.deltas=true: SGLang's servers receive whole tensors only; set it to false")
+        if self.servers.transport == "ipc":
+            raise ValueError(
+                f"{KEY}.transport=ipc: SGLang takes handles of shared memory as pickles only, which the run does not "
+                "send; set it to folder or group"
+            )
+
+    def check_here(self) -> None:
+        self.servers.check_installed("sglang", "scripts/install_sglang_cpu.sh")
+
+
+class SGLangServers(ServersEngine):
+    """Samples with SGLang servers; see `ServersEngine`."""
+
+    Options = SGLangOptions
+    facts = replace(ServersEngine.facts, masks_padding=False)
+    server_api = SGLangApi
+    sleep_arguments: ClassVar = {"enable_memory_saver": True}
+
+    def generate(
+        self, requests: list[Request], sampling: Sampling, on_completion: OnCompletion | None = None
+    ) -> list[list[Completion]]:
+        """SGLang decodes a prompt with media and encodes the text again.
+
+        Raises:
+            OtherPrompt: the text of a prompt with media has other tokens, as where it quotes a placeholder.
+        """
+        tokenizer = self.context.tokenizer
+        for number, request in enumerate(requests):
+            if (raw := as_encoded(request.prompt).raw) is not None:
+                again = tokenizer(tokenizer.decode(raw.ids), add_special_tokens=False).input_ids
+                check_expanded(number, raw.ids, again, tokenizer)
+        return super().generate(requests, sampling, on_completion)
 
 
 @PROMPT_LOGPROBS.register("sglang")

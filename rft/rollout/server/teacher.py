@@ -3,8 +3,9 @@
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDict
@@ -12,11 +13,30 @@ from tensordict import TensorDict
 from rft.actor.base import ColumnModel, Columns, ModelContext
 from rft.actor.forward.logits import forbidden_tokens, vocabulary_size
 from rft.remote.http_client import ServerClient
-from rft.remote.load_balancer import LoadBalancer
-from rft.remote.requests import Server
+from rft.remote.load_balancer import Call, LoadBalancer, Server
 from rft.rollout.server.prompt_logprobs import PromptLogprobs, Text, TokenLogprobs, identify
-from rft.rollout.server.requests import LogprobRequest
 from rft.rollout.server.teacher_options import KEY, ServedTeacherOptions, most_requested
+
+
+@dataclass(frozen=True)
+class LogprobRequest:
+    """Requests the log-probabilities of the tokens of a text; see `ServerRequest`.
+
+    Attributes:
+        text: the text, as tokens.
+        count: most likely tokens to report at each position.
+        apis: the kind of each server.
+    """
+
+    text: Text
+    count: int
+    apis: Mapping[ServerClient, PromptLogprobs]
+
+    def call(self, client: ServerClient) -> Call:
+        return self.apis[client].call(self.text, self.count)
+
+    def read(self, client: ServerClient, answer: Any) -> TokenLogprobs:
+        return self.apis[client].read(answer, self.text, self.count)
 
 
 class ServedTeacher(ColumnModel):

@@ -20,27 +20,25 @@ from rft.actor.loading.tensor_names import renamed
 from rft.actor.lora.adapters import LoraWeights
 from rft.batch.encoded import MediaFacts
 from rft.remote.http_client import RequestRefused, ServerClient
-from rft.remote.requests import Call
+from rft.remote.load_balancer import Call
 from rft.remote.server_process import LOCAL
-from rft.rollout.engine.base import EngineCheckContext, EngineContext, Request
+from rft.rollout.engine.base import EngineCheckContext, EngineContext
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.engine.vllm_checks import (
     LOGPROBS,
     MOST_BIASED,
-    check_loaded,
     check_samples,
     check_sampling,
     check_speculation,
+    sampling_params,
 )
 from rft.rollout.engine.vllm_cpu import cpu_arguments
 from rft.rollout.engine.vllm_lora import KEYS, MERGE, check_adapters, room
 from rft.rollout.engine.vllm_media import check_server, media_arguments
 from rft.rollout.server.engine import ServersEngine, ServersOptions
-from rft.rollout.server.options import KEY
+from rft.rollout.server.options import KEY, Servers
 from rft.rollout.server.prompt_logprobs import PROMPT_LOGPROBS, Text, TokenLogprobs
-from rft.rollout.server.requests import SampleRequest
 from rft.rollout.server.server_api import (
-    REMOTE,
     Aborted,
     Sampled,
     ServerApi,
@@ -51,16 +49,13 @@ from rft.rollout.server.server_api import (
     labelled_version,
     python_path,
 )
-from rft.rollout.server.weights import vllm_transfer
-from rft.rollout.server.weights.broadcast import BroadcastGroup, MakeGroup
-from rft.rollout.server.weights.buckets import missing_tensors
+from rft.rollout.server.weights.transport import WeightTransport
 from rft.rollout.server.weights.version import WeightVersion
+from rft.rollout.server.weights.vllm import RECEIVER, call_workers, choose_transport, has_receiver
 
 # python -m: the `vllm` command of the CPU build looks for a package of another name and fails
 MODULE = "vllm.entrypoints.openai.api_server"
 SAMPLES = "/inference/v1/generate"
-RECEIVER = "rft_receiver.Receiver"
-WITH_RECEIVER = f"start it with --worker-extension-cls {RECEIVER} and PYTHONPATH={REMOTE}, or by mode=serve"
 FIXED = {
     "load_format": "dummy",  # the run sends the weights
     "generation_config": "vllm",  # ignore sampling options in the model's generation config
@@ -73,7 +68,139 @@ FIXED = {
 ADAPTER = "rft-"  # prefix of the names of adapters
 ASLEEP = "asleep"  # the label of the weights of a sleeping server
 SEPARATOR = "+"  # in a label, between the version and the name of the adapter
-RESERVED = frozenset(("model", "host", "port", "api_key", *FIXED))
+
+
+class VLLMApi(ServerApi):
+    """The interface of a vLLM server."""
+
+    rollout = "vllm_server"
+    reserved = frozenset(("model", "host", "port", "api_key", *FIXED))
+
+    def __init__(
+        self, engine_args: dict[str, Any], media: MediaFacts | None = None, forbidden: Sequence[int] = ()
+    ) -> None:
+        super().__init__(media_arguments(media) | engine_args, media, forbidden)
+        check_speculation(engine_args)
+
+    def check(self, sampling: Sampling) -> None:
+        check_sampling(sampling)
+
+    def command(
+        self, python: str, model: Path, port: int, host: str = LOCAL, load_format: str = "dummy"
+    ) -> tuple[list[str], dict[str, str]]:
+        """Starts a server that does not access the hub."""
+        arguments = {"model": str(model), "host": host, "port": port, **FIXED, **self._engine_args}
+        arguments["load_format"] = load_format
+        if (model / CONFIG_NAME).is_file() and not torch.cuda.is_available():
+            arguments |= cpu_arguments(AutoConfig.from_pretrained(model, trust_remote_code=False), self._engine_args)
+        environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+        environment["PYTHONPATH"] = python_path()
+        environment |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if "enable_lora" in self._engine_args else {}
+        return [python, "-m", MODULE, *flags(arguments, off="no-")], environment
+
+    def request(self, prompt: ServerPrompt, seed: int, limit: int, ends: list[int], sampling: Sampling) -> Call:
+        """Requests token ids; the server decodes them only to find stop strings."""
+        how = sampling_params(sampling, seed, limit, ends, self._forbidden)
+        body: dict[str, Any] = {"token_ids": prompt.ids, "sampling_params": how}
+        if prompt.media:
+            parts = [{"type": f"{kind}_url", "url": url} for kind, urls in prompt.media.items() for url in urls]
+            body |= {"content_parts": parts, "return_token_ids": True}
+        return Call(SAMPLES, body)
+
+    def parse(self, answer: Any) -> Sampled:
+        """The only choice. Its version is None also where the label names an adapter that was not applied."""
+        [choice] = answer["choices"]
+        if choice["finish_reason"] == "abort":
+            raise Aborted("the sample was aborted")
+        tokens, content = choice["token_ids"], choice["logprobs"]["content"]
+        [span] = choice["weight_versions"]
+        if (span["start"], span["end"]) != (0, len(tokens)) or [entry["token_id"] for entry in content] != tokens:
+            raise ValueError("log-probabilities or versions of other tokens")
+        label, _, adapter = span["version"].partition(SEPARATOR)
+        version = labelled_version(label) if not adapter or answer["model"] == adapter else None
+        logprobs = [entry["logprob"] for entry in content]
+        return Sampled(tokens, logprobs, choice["finish_reason"], version, answer.get("prompt_token_ids"))
+
+    async def healthy(self, client: ServerClient) -> None:
+        await client.get("/health")
+
+    async def version(self, client: ServerClient) -> int | None:
+        """The label that `load` set last; None also after an interrupted `load`, which leaves the server paused."""
+        if (await client.get("/is_paused"))["is_paused"]:
+            return None
+        label, _, adapter = (await client.get("/weight_info"))["weight_version"].partition(SEPARATOR)
+        return labelled_version(label) if not adapter or adapter in await self._adapters(client) else None
+
+    async def hold(self, client: ServerClient) -> None:
+        if await self.version(client) is None:
+            await client.post("/pause?mode=abort")
+
+    async def transport(self, client: ServerClient, options: Servers, device: torch.device) -> WeightTransport:
+        return choose_transport(client, await self._config(client), options, device)
+
+    async def sleep(self, client: ServerClient) -> None:
+        """At level 2 the server discards its weights; requests wait until it is woken."""
+        config = await self._config(client)
+        prepared, device = config["model_config"]["enable_sleep_mode"], config["device_config"]["device"]
+        check_memory(client, device, prepared, "--enable-sleep-mode")
+        await client.post("/update_weight_version", {"new_version": ASLEEP})
+        await client.post("/sleep?level=2")
+
+    async def load(
+        self, client: ServerClient, weights: WeightVersion, before: WeightVersion | None, transport: WeightTransport
+    ) -> None:
+        """Pauses, loads what the server lacks, drops cached prefixes, sets the label and resumes; new requests wait."""
+        config = await self._config(client)
+        model, label = config["model_config"], str(weights.version)
+        check_samples(client, config)
+        if self._media is not None:
+            attending = await call_workers(client, "rft_attends_ahead") if has_receiver(config) else []
+            check_server(client, config, attending)
+        if weights.dtype is not None:
+            check_dtype(client, weights.dtype, model["dtype"])
+        if weights.adapter is not None and config["lora_config"] is None:
+            raise client.bad_response(
+                "it does not accept adapters: start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora and "
+                f"--max-lora-rank, or {MERGE}"
+            )
+        await self._check_scale_out(client)
+        slept = (await client.get("/weight_info"))["weight_version"] == ASLEEP
+        if slept:
+            await client.post("/wake_up?tags=weights")
+        await client.post("/pause?mode=abort")
+        if before is None or before.tensors is not weights.tensors:  # else they differ in their adapters at most
+            await transport.load(weights, before)
+        for name in await self._adapters(client) if config["lora_config"] is not None else ():
+            await client.post_raw("/v1/unload_lora_adapter", {"lora_name": name})
+        if weights.adapter is not None:
+            folder = weights.adapter.folder
+            await client.post_raw("/v1/load_lora_adapter", {"lora_name": folder.name, "lora_path": str(folder)})
+            label += SEPARATOR + folder.name
+        if not (await client.post("/reset_prefix_cache"))["success"]:
+            raise client.bad_response("it did not drop cached prefixes of the weights before")
+        if self._media is not None:
+            await client.post("/reset_encoder_cache")  # embeddings of media by the weights before
+        if slept:
+            await client.post("/wake_up?tags=kv_cache")
+        await client.post("/update_weight_version", {"new_version": label})
+        await client.post("/resume")
+
+    async def _check_scale_out(self, client: ServerClient) -> None:
+        """Raises `RequestRefused` where the server lacks the endpoint for samples, which accepts only a POST."""
+        try:
+            await client.get(SAMPLES)
+        except RequestRefused as error:
+            if error.missing:
+                raise
+
+    async def _config(self, client: ServerClient) -> Any:
+        """The options of the server."""
+        return (await client.get("/server_info?config_format=json"))["vllm_config"]
+
+    async def _adapters(self, client: ServerClient) -> list[str]:
+        """Adapters of this program that the server has."""
+        names = [model["id"] for model in (await client.get("/v1/models"))["data"]]
+        return [name for name in names if name.startswith(ADAPTER)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,27 +239,21 @@ class VLLMServers(ServersEngine):
 
     Options = VLLMServersOptions
     facts = replace(ServersEngine.facts, most_forbidden=MOST_BIASED)
+    server_api = VLLMApi
     sleep_arguments: ClassVar = {"enable_sleep_mode": True}
 
     def __init__(self, options: VLLMServersOptions, context: EngineContext) -> None:
         self._lora = None if options.merge_lora else context.lora
         self._base_version: int | None = None
-        self._adapter: str | None = None  # in requests
         if self._lora is not None:
             context = replace(context, engine_args=context.engine_args | room(self._lora))
         super().__init__(options, context)
-
-    @staticmethod
-    def server_api(
-        engine_args: dict[str, Any], media: MediaFacts | None = None, forbidden: Sequence[int] = ()
-    ) -> ServerApi:
-        return VLLMApi(engine_args, media, forbidden)
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """With `merge_lora=false` it sends the adapters of `LoraWeights` under a new name, and changed base weights."""
         if self._lora is None or not isinstance(tensors, LoraWeights):
             super().update_weights(version, tensors)
-            self._base_version = self._adapter = None
+            self._base_version, self._request_fields = None, {}
             return
         store = self._weight_store
         base = store.kept
@@ -141,233 +262,7 @@ class VLLMServers(ServersEngine):
         alone = {name: tensor.cpu() for name, tensor in tensors.alone() if self.context.world.rank == 0}
         name: str = self.context.world.decide(lambda: f"{ADAPTER}{uuid.uuid4().hex}")
         self._commit(store.adapt(base, version, name, lambda folder: tensors.adapters.save(alone, folder)))
-        self._adapter, self._base_version = name, tensors.base_version
-
-    def _sample_requests(self, request: Request, sampling: Sampling) -> list[SampleRequest]:
-        model = {} if self._adapter is None else {"model": self._adapter}
-        samples = super()._sample_requests(request, sampling)
-        return [replace(sample, post=Call(sample.post.path, sample.post.body | model)) for sample in samples]
-
-
-class VLLMApi:
-    """The interface of a vLLM server; see `ServerApi`.
-
-    Args:
-        engine_args: flags of a server that the run starts: `max_model_len: 2048` is `--max-model-len 2048`.
-        media: of the policy's processor; None for a model of text.
-        forbidden: ids that are never sampled.
-
-    Raises:
-        ValueError: the run itself sets one of the arguments; names it.
-    """
-
-    rollout = "vllm_server"
-
-    def __init__(
-        self, engine_args: dict[str, Any], media: MediaFacts | None = None, forbidden: Sequence[int] = ()
-    ) -> None:
-        if reserved := sorted(RESERVED & engine_args.keys()):
-            raise ValueError(f"rollout.engine_args.{reserved[0]}: the run itself sets this argument; take it out")
-        check_speculation(engine_args)
-        self._media = media
-        self._forbidden = dict.fromkeys(forbidden, FORBIDDEN)
-        self._engine_args = media_arguments(media) | engine_args
-
-    def check(self, sampling: Sampling) -> None:
-        check_sampling(sampling)
-
-    def unknown_logprobs(self, sampling: Sampling) -> str:
-        """See `ServerApi.unknown_logprobs`; vLLM reports those of the truncated distribution."""
-        return ""
-
-    def command(
-        self, python: str, model: Path, port: int, host: str = LOCAL, load_format: str = "dummy"
-    ) -> tuple[list[str], dict[str, str]]:
-        """Starts a server that does not access the hub."""
-        arguments = {"model": str(model), "host": host, "port": port, **FIXED, **self._engine_args}
-        arguments["load_format"] = load_format
-        if (model / CONFIG_NAME).is_file() and not torch.cuda.is_available():
-            arguments |= cpu_arguments(AutoConfig.from_pretrained(model, trust_remote_code=False), self._engine_args)
-        environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-        environment["PYTHONPATH"] = python_path()
-        environment |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if "enable_lora" in self._engine_args else {}
-        return [python, "-m", MODULE, *flags(arguments, off="no-")], environment
-
-    def request(self, prompt: ServerPrompt, seed: int, limit: int, ends: list[int], sampling: Sampling) -> Call:
-        """Requests token ids; the server decodes them only to find stop strings."""
-        how = {
-            "max_tokens": limit,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": sampling.min_p,
-            "seed": seed,
-            "stop": sampling.stop,
-            "stop_token_ids": ends,
-            "logprobs": 0,  # of the sampled token only
-            "detokenize": bool(sampling.stop),
-        }
-        body: dict[str, Any] = {"token_ids": prompt.ids, "sampling_params": how}
-        if self._forbidden:
-            how["logit_bias"] = self._forbidden
-        if prompt.media:
-            parts = [{"type": f"{kind}_url", "url": url} for kind, urls in prompt.media.items() for url in urls]
-            body |= {"content_parts": parts, "return_token_ids": True}
-        return Call(SAMPLES, body)
-
-    def parse(self, answer: Any) -> Sampled:
-        """The only choice. Its version is None also where the label names an adapter that was not applied."""
-        [choice] = answer["choices"]
-        if choice["finish_reason"] == "abort":
-            raise Aborted("the sample was aborted")
-        tokens, content = choice["token_ids"], choice["logprobs"]["content"]
-        [span] = choice["weight_versions"]
-        if (span["start"], span["end"]) != (0, len(tokens)) or [entry["token_id"] for entry in content] != tokens:
-            raise ValueError("log-probabilities or versions of other tokens")
-        label, _, adapter = span["version"].partition(SEPARATOR)
-        version = labelled_version(label) if not adapter or answer["model"] == adapter else None
-        logprobs = [entry["logprob"] for entry in content]
-        return Sampled(tokens, logprobs, choice["finish_reason"], version, answer.get("prompt_token_ids"))
-
-    async def healthy(self, client: ServerClient) -> None:
-        await client.get("/health")
-
-    async def version(self, client: ServerClient) -> int | None:
-        """The label that `load` set last; None also after an interrupted `load`, which leaves the server paused."""
-        if (await client.get("/is_paused"))["is_paused"]:
-            return None
-        label, _, adapter = (await client.get("/weight_info"))["weight_version"].partition(SEPARATOR)
-        return labelled_version(label) if not adapter or adapter in await self._adapters(client) else None
-
-    async def hold(self, client: ServerClient) -> None:
-        if await self.version(client) is None:
-            await client.post("/pause?mode=abort")
-
-    async def join(self, client: ServerClient, make: MakeGroup) -> BroadcastGroup:
-        """Lets the workers join, which need `Receiver`, or vLLM's own weight transfer."""
-        config = await self._config(client)
-        workers = config["parallel_config"]
-        if workers["data_parallel_size"] != 1:
-            raise client.bad_response(f"it has data_parallel_size above 1; set {KEY}.transport=folder")
-        group = make([config["device_config"]["device"]] * workers["world_size"])
-        if has_receiver(config):
-            arguments = vars(group.rendezvous) | {"timeout_s": group.timeout_s}
-            await group.join(self._workers(client, "rft_join", kwargs=arguments), group.check_token)
-        elif vllm_transfer.possible(config, group):
-            await vllm_transfer.join(client, group)
-        else:
-            raise client.bad_response(
-                f"its workers cannot join a process group: {WITH_RECEIVER}; or, where rank 0 and its workers have GPUs "
-                f"of their own and {KEY}.deltas is false, start it with {vllm_transfer.FLAG} and set "
-                f"{KEY}.transport=group; or set {KEY}.transport=folder"
-            )
-        return group
-
-    async def sleep(self, client: ServerClient) -> None:
-        """At level 2 the server discards its weights; requests wait until it is woken."""
-        config = await self._config(client)
-        prepared, device = config["model_config"]["enable_sleep_mode"], config["device_config"]["device"]
-        check_memory(client, device, prepared, "--enable-sleep-mode")
-        await client.post("/update_weight_version", {"new_version": ASLEEP})
-        await client.post("/sleep?level=2")
-
-    async def load(
-        self, client: ServerClient, weights: WeightVersion, before: WeightVersion | None, group: BroadcastGroup | None
-    ) -> None:
-        """Pauses, loads what the server lacks, drops cached prefixes, sets the label and resumes; new requests wait."""
-        config = await self._config(client)
-        model, label = config["model_config"], str(weights.version)
-        check_samples(client, config)
-        if self._media is not None:
-            attending = await self._workers(client, "rft_attends_ahead") if has_receiver(config) else []
-            check_server(client, config, attending)
-        if weights.dtype is not None:
-            check_dtype(client, weights.dtype, model["dtype"])
-        if weights.adapter is not None and config["lora_config"] is None:
-            raise client.bad_response(
-                "it does not accept adapters: start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora and "
-                f"--max-lora-rank, or {MERGE}"
-            )
-        await self._check_scale_out(client)
-        slept = (await client.get("/weight_info"))["weight_version"] == ASLEEP
-        if slept:
-            await client.post("/wake_up?tags=weights")
-        await client.post("/pause?mode=abort")
-        if before is None or not before.shares_tensors(weights):
-            await self._reload(client, config, weights, before, group)
-        for name in await self._adapters(client) if config["lora_config"] is not None else ():
-            await client.post_raw("/v1/unload_lora_adapter", {"lora_name": name})
-        if weights.adapter is not None:
-            folder = weights.adapter.folder
-            await client.post_raw("/v1/load_lora_adapter", {"lora_name": folder.name, "lora_path": str(folder)})
-            label += SEPARATOR + folder.name
-        if not (await client.post("/reset_prefix_cache"))["success"]:
-            raise client.bad_response("it did not drop cached prefixes of the weights before")
-        if self._media is not None:
-            await client.post("/reset_encoder_cache")  # embeddings of media by the weights before
-        if slept:
-            await client.post("/wake_up?tags=kv_cache")
-        await client.post("/update_weight_version", {"new_version": label})
-        await client.post("/resume")
-
-    async def _check_scale_out(self, client: ServerClient) -> None:
-        """Raises `RequestRefused` where the server lacks the endpoint for samples, which accepts only a POST."""
-        try:
-            await client.get(SAMPLES)
-        except RequestRefused as error:
-            if error.missing:
-                raise
-
-    async def _config(self, client: ServerClient) -> Any:
-        """The options of the server."""
-        return (await client.get("/server_info?config_format=json"))["vllm_config"]
-
-    async def _reload(
-        self,
-        client: ServerClient,
-        config: Any,
-        weights: WeightVersion,
-        before: WeightVersion | None,
-        group: BroadcastGroup | None,
-    ) -> None:
-        if group is None:
-            experts = any(".experts." in name for name in weights.tensors)
-            if experts and not has_receiver(config) and config["device_config"]["device"] == "cpu":
-                raise client.bad_response(
-                    f"on a CPU vLLM alone samples from wrong experts once it gets new weights: {WITH_RECEIVER}"
-                )
-            # vLLM reads no files into a model that it started with dummy weights, unless it gets another format.
-            await self._workers(client, "update_config", args=[{"load_config": {"load_format": "safetensors"}}])
-            load = "rft_load" if has_receiver(config) else "reload_weights"
-            check_loaded(client, await self._workers(client, load, kwargs={"weights_path": str(weights.folder)}))
-        elif (buckets := missing_tensors(weights, before)) and not has_receiver(config):
-            await vllm_transfer.send(client, group, buckets)
-        elif buckets:
-            arguments = {"backend": group.rendezvous.backend, "timeout_s": group.timeout_s}
-            arguments |= {"buckets": [bucket.about() for bucket in buckets], "deltas": group.copies is not None}
-            if handles := group.share(max(bucket.size() for bucket in buckets)):
-                await self._workers(client, "rft_map", kwargs={"handles": handles})
-            messages = (part for bucket in buckets for part in bucket.messages(before, group))
-            missing = await group.send(messages, self._workers(client, "rft_receive", kwargs=arguments))
-            if before is None:  # else only the layers that have changed are sent
-                check_loaded(client, missing)
-            for bucket in buckets:
-                group.record_copies(bucket.digests())
-
-    async def _adapters(self, client: ServerClient) -> list[str]:
-        """Adapters of this program that the server has."""
-        names = [model["id"] for model in (await client.get("/v1/models"))["data"]]
-        return [name for name in names if name.startswith(ADAPTER)]
-
-    async def _workers(self, client: ServerClient, method: str, **arguments: Any) -> list[Any]:
-        """Calls a method of every worker and returns the results."""
-        results: list[Any] = (await client.post("/collective_rpc", {"method": method, **arguments}))["results"]
-        return results
-
-
-def has_receiver(config: Any) -> bool:
-    """True if the workers of a server were started with `Receiver`."""
-    return RECEIVER.rpartition(".")[0] in config["parallel_config"]["worker_extension_cls"]
+        self._request_fields, self._base_version = {"model": name}, tensors.base_version
 
 
 @PROMPT_LOGPROBS.register("vllm")

@@ -28,7 +28,7 @@ from rft.rollout.server.weights.version import WeightVersion
 from tests.conftest import ENDS_S
 from tests.modes.serve.in_process import serve_until
 from tests.rollout.server.fake_server import FakeServer
-from tests.rollout.server.scripted import tied_model
+from tests.rollout.server.scripted import load_from_folder, tied_model
 
 INTERRUPTIBLE = (
     "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
@@ -197,7 +197,7 @@ def test_a_held_server_answers_after_it_has_weights(api, tmp_path):
         asyncio.run(api.hold(client))
         assert server.paused and asyncio.run(api.version(client)) is None
     folder = write_run(tmp_path)
-    asyncio.run(api.load(client, WeightVersion(3, folder, {}, None), None, None))
+    asyncio.run(load_from_folder(api, client, WeightVersion(3, folder, {}, None)))
     assert not server.paused and asyncio.run(api.version(client)) == 3
     asyncio.run(api.hold(client))
     assert not server.paused

@@ -67,6 +67,17 @@ def make_engine(world, server_api, folder: Path, servers=(), model=None, **chang
     return Kind(Kind.Options(servers=Servers(**options)), engine_context(model, word_tokenizer(40), folder, world))
 
 
+def current(samples):
+    """How many servers of an engine serve the current version."""
+    return len(samples._servers) - len(samples._pool._behind())
+
+
+async def load_from_folder(server_api, client, weights):
+    """Lets a server load a version from its folder, without knowing what it has."""
+    transport = await server_api.transport(client, Servers(**OPTIONS | {"count": 1}), torch.device("cpu"))
+    await server_api.load(client, weights, None, transport)
+
+
 @contextlib.contextmanager
 def deadlines(samples, **seconds):
     """Other deadlines of an engine for a while: short ones are for what never comes, as a busy machine misses them."""

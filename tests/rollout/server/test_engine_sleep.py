@@ -16,7 +16,7 @@ from tests.remote.test_process_supervisor import await_that
 from tests.rollout.server import fake_server
 from tests.rollout.server.fake_server import PARTS, FakeServer
 from tests.rollout.server.fake_workers import Workers
-from tests.rollout.server.scripted import OPTIONS, SAMPLING, deadlines, requests, right, said, weights
+from tests.rollout.server.scripted import OPTIONS, SAMPLING, current, deadlines, requests, right, said, weights
 
 pytestmark = pytest.mark.slow
 
@@ -84,12 +84,12 @@ def test_a_message_about_memory_that_fails_once(fakes, engine, kind, message):
         samples.update_weights(version, weights(version).items())
         assert bad.calls[message] > calls and committed(samples, version), fault
         if message not in FOR_GOOD or fault == "late":
-            await_that(lambda: samples._pool.current() == 2)
-        elif samples._pool.current() < 2:
+            await_that(lambda: current(samples) == 2)
+        elif current(samples) < 2:
             assert bad.version == "unsure" and bad.gone.is_set() == (fault == "twice")
             bad.kill()
             bad = FakeServer(bad.port)
-            await_that(lambda: samples._pool.current() == 2)
+            await_that(lambda: current(samples) == 2)
     bad.kill()
 
 

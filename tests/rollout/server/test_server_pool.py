@@ -15,7 +15,7 @@ from rft.rollout.server.vllm import VLLMApi
 from tests.conftest import SOON_S
 from tests.remote.test_process_supervisor import await_that, lives
 from tests.rollout.server import fake_server
-from tests.rollout.server.scripted import SAMPLING, Announced, make_engine, requests, right, said, weights
+from tests.rollout.server.scripted import SAMPLING, Announced, current, make_engine, requests, right, said, weights
 
 
 class Launched(VLLMApi):
@@ -75,7 +75,7 @@ def test_a_server_that_is_killed_in_the_middle_comes_back_with_the_current_weigh
     with caplog.at_level(logging.WARNING):
         assert said(samples.generate(requests(20), SAMPLING, seen)) == right(requests(20), 3)
         assert seen.all_once(20), "nothing is lost or doubled"
-        await_that(lambda: samples._pool.current() == 2)
+        await_that(lambda: current(samples) == 2)
     assert any("is restarted: it ended with status 137" in message for message in caplog.messages)
     old, new = pids(tmp_path, 0)
     assert not lives(old) and lives(new)
@@ -89,7 +89,7 @@ def test_a_server_that_was_killed_takes_part_in_the_next_version(launch, tmp_pat
     os.kill(pids(tmp_path, 0)[0], signal.SIGKILL)
     samples.update_weights(1, weights(1).items())
     assert said(samples.generate(requests(), SAMPLING)) == right(requests(), 1)
-    await_that(lambda: samples._pool.current() == 2)
+    await_that(lambda: current(samples) == 2)
     samples.update_weights(2, weights(2).items())
     assert said(samples.generate(requests(), SAMPLING)) == right(requests(), 2)
 

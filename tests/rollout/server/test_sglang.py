@@ -20,7 +20,7 @@ from rft.rollout.server.weights.version import WeightVersion
 from rft.setup.components import Components
 from tests.helpers import yaml_options
 from tests.rollout.contexts import engine_check_context
-from tests.rollout.server.scripted import SAMPLING, make_engine, requests, right, said, weights
+from tests.rollout.server.scripted import SAMPLING, load_from_folder, make_engine, requests, right, said, weights
 
 
 def how(**changes):
@@ -44,11 +44,15 @@ def answer(reason=None, **changes):
 
 
 def test_a_prompt_with_media_is_sent_with_urls_and_comes_back():
-    body = SGLangApi({}, (8, 9)).request(ServerPrompt([4, 9], {"image": ["data:a", "data:b"]}), 1, 9, [1], how()).body
+    body = (
+        SGLangApi({}, None, (8, 9))
+        .request(ServerPrompt([4, 9], {"image": ["data:a", "data:b"]}), 1, 9, [1], how())
+        .body
+    )
     assert (body["input_ids"], body["image_data"]) == ([4, 9], ["data:a", "data:b"])
     assert body["return_prompt_token_ids"] is True
     assert body["sampling_params"]["logit_bias"] == {8: -1e9, 9: -1e9}
-    assert "image_data" not in SGLangApi({}, (8, 9)).request(ServerPrompt([4]), 1, 9, [1], how()).body
+    assert "image_data" not in SGLangApi({}, None, (8, 9)).request(ServerPrompt([4]), 1, 9, [1], how()).body
     assert SGLangApi({}).parse(answer() | {"prompt_token_ids": [4, 9, 9]}).prompt == [4, 9, 9]
 
 
@@ -195,7 +199,7 @@ def test_a_server_that_says_it_did_not_load_is_not_believed_to_have_loaded():
 
     with pytest.raises(BadResponse, match=r"server 0 .* did not load the weights of /w/v3: no room"):
         asyncio.run(
-            server_api().load(Unwilling.at(0, "127.0.0.1:1"), WeightVersion(3, Path("/w/v3"), {}, None), None, None)
+            load_from_folder(server_api(), Unwilling.at(0, "127.0.0.1:1"), WeightVersion(3, Path("/w/v3"), {}, None))
         )
 
 
@@ -206,7 +210,7 @@ def test_a_server_that_computes_in_another_type_is_given_no_rounded_weights():
 
     with pytest.raises(BadResponse, match=r"computes in auto, .*: start it with --dtype bfloat16, or set .*dtype=null"):
         asyncio.run(
-            server_api().load(Wide.at(0, "127.0.0.1:1"), WeightVersion(3, Path("/w"), {}, torch.bfloat16), None, None)
+            load_from_folder(server_api(), Wide.at(0, "127.0.0.1:1"), WeightVersion(3, Path("/w"), {}, torch.bfloat16))
         )
 
 

@@ -7,7 +7,6 @@ import asyncio
 import os
 import signal
 import threading
-from functools import partial
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from rft.rollout.engine.base import Request
 from rft.rollout.server.options import Servers
 from rft.rollout.server.remote.rft_receiver import TOKEN_GROUP
 from rft.rollout.server.sglang import SGLangServers
-from rft.rollout.server.weights.broadcast import BroadcastGroup
 from rft.rollout.server.weights.version import WeightVersion
 from tests.conftest import SOON_S
 from tests.helpers import engine_context
@@ -34,7 +32,7 @@ from tests.rollout.server.real_servers import (
     shared_memory,
     until,
 )
-from tests.rollout.server.scripted import Announced, tied_model
+from tests.rollout.server.scripted import Announced, load_from_folder, tied_model
 from tests.rollout.server.teacher_runs import check_columns, check_runs
 from tests.rollout.server.ten_turns import gap_of_ten_turns
 from tests.rollout.server.test_sglang import how, shared
@@ -155,6 +153,8 @@ def test_a_real_server_serves_new_weights_and_forgets_old_prefixes(engine, model
     requests = [Request([3 + number * 7 % 26 for number in range(180)], [1, 2, 3]), Request(PROMPT, [4, 5, 6])]
     for version, transport in enumerate(("folder", "group", "group"), 2):
         monkeypatch.setitem(vars(engine.options.servers), "transport", transport)
+        if version < 4:
+            engine._pool._monitors[0].close_transport()
         assert gap(model, requests, engine.generate(requests, how())) < 1e-4
         disturb(model)
         assert gap(model, requests, engine.generate(requests, how())) > 1e-2, "these weights are another model"
@@ -171,7 +171,7 @@ def test_a_real_server_serves_new_weights_and_forgets_old_prefixes(engine, model
 def test_a_folder_without_weights_leaves_a_real_server_as_it_was(engine, model, tmp_path):
     empty = WeightVersion(99, tmp_path, {}, None)
     with pytest.raises(RequestRefused, match="Cannot find any model weights"):
-        asyncio.run(engine._server_api.load(engine._servers[0].client, empty, None, None))
+        asyncio.run(load_from_folder(engine._server_api, engine._servers[0].client, empty))
     requests = [Request([number], [number]) for number in range(7, 19)]
     assert gap(model, requests, engine.generate(requests, how())) < 1e-4
     assert engine.health()["retries"] == 0
@@ -186,7 +186,7 @@ def test_samples_that_a_load_ends_are_asked_for_again(engine, model):
 
     def load(sampled):
         while not (engine._counts["retries"] or sampled.is_set()):
-            asyncio.run(engine._server_api.load(peer, weights, None, None))
+            asyncio.run(load_from_folder(engine._server_api, peer, weights))
 
     def sample():
         sampled, done = threading.Event(), []
@@ -228,12 +228,12 @@ def test_a_real_server_that_is_killed_is_started_anew_with_the_current_weights(e
 @pytest.mark.slow
 def test_a_real_server_joins_no_group_of_another_token(engine, monkeypatch):
     client = engine._servers[0].client
+    monkeypatch.setitem(vars(engine.options.servers), "transport", "group")
 
     def join():
-        make = partial(
-            BroadcastGroup, client, device=torch.device("cpu"), timeout_s=20.0, deltas=False, shares_memory=False
-        )
-        return engine._loop.run(engine._server_api.join(client, make))
+        transport = engine._loop.run(engine._server_api.transport(client, engine.options.servers, torch.device("cpu")))
+        engine._loop.run(transport.open())
+        return transport
 
     assert join().rendezvous.name.startswith(TOKEN_GROUP)
     monkeypatch.setattr(client, "key", "another")

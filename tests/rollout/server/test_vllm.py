@@ -24,6 +24,7 @@ from rft.rollout.server.weights.version import Adapter, WeightVersion
 from tests.helpers import yaml_options
 from tests.rollout.contexts import engine_check_context
 from tests.rollout.media import MEDIA
+from tests.rollout.server.scripted import load_from_folder
 
 PAGE = Path(rft.__file__).parent.parent / "docs" / "engines.md"
 INFO = "/server_info?config_format=json"
@@ -254,7 +255,7 @@ class Scripted(ServerClient):
 def test_a_server_whose_log_probabilities_are_of_another_kind_is_given_no_weights():
     peer = Scripted(**{INFO: told(logprobs_mode="raw_logprobs")})
     with pytest.raises(BadResponse, match=r"start it with --logprobs-mode processed_logprobs, not raw_logprobs"):
-        asyncio.run(VLLMApi({}).load(peer, WEIGHTS, None, None))
+        asyncio.run(load_from_folder(VLLMApi({}), peer, WEIGHTS))
     assert not peer.told
 
 
@@ -264,9 +265,9 @@ def test_a_server_whose_dummy_weights_scale_media_is_given_no_weights():
         said["vllm_config"]["load_config"] = {"load_format": load_format}
         peer = Scripted(**{INFO: said})
         with pytest.raises(BadResponse, match="--no-mm-device-do-normalize") if raised else nullcontext():
-            asyncio.run(VLLMApi({}, MEDIA).load(peer, WEIGHTS, None, None))
+            asyncio.run(load_from_folder(VLLMApi({}, MEDIA), peer, WEIGHTS))
         assert bool(peer.told) != raised
-        asyncio.run(VLLMApi({}).load(Scripted(**{INFO: said}), WEIGHTS, None, None))
+        asyncio.run(load_from_folder(VLLMApi({}), Scripted(**{INFO: said}), WEIGHTS))
 
 
 def test_a_server_whose_media_cannot_attend_to_later_tokens_is_given_no_weights():
@@ -278,7 +279,7 @@ def test_a_server_whose_media_cannot_attend_to_later_tokens_is_given_no_weights(
         said["vllm_config"] |= {"device_config": {"device": device}, "load_config": {"load_format": "dummy"}}
         peer = Scripted(**{INFO: said, "/collective_rpc": {"results": [attends]}})
         with pytest.raises(BadResponse, match=r"in A each .*set rollout=hf") if raised else suppress(BadResponse):
-            asyncio.run(VLLMApi({}, MEDIA).load(peer, WEIGHTS, None, None))
+            asyncio.run(load_from_folder(VLLMApi({}, MEDIA), peer, WEIGHTS))
         assert ("/pause?mode=abort" in peer.told) != raised
 
 
@@ -292,14 +293,14 @@ def test_a_server_on_a_cpu_that_computes_parts_of_prompts_is_given_no_weights(de
         if refused
         else suppress(BadResponse)
     ):
-        asyncio.run(VLLMApi({}).load(peer, WEIGHTS, None, None))
+        asyncio.run(load_from_folder(VLLMApi({}), peer, WEIGHTS))
     assert ("/pause?mode=abort" in peer.told) != refused
 
 
 def test_a_server_that_speculates_is_given_no_weights():
     peer = Scripted(**{INFO: told(speculative={"method": "ngram"})})
     with pytest.raises(BadResponse, match=r"with speculative decoding .*: start it without"):
-        asyncio.run(VLLMApi({}).load(peer, WEIGHTS, None, None))
+        asyncio.run(load_from_folder(VLLMApi({}), peer, WEIGHTS))
     assert not peer.told
     with pytest.raises(ValueError, match=r"^rollout\.engine_args\.speculative_config: .*take it out"):
         VLLMApi({"speculative_config": {"method": "ngram"}})
@@ -310,17 +311,17 @@ def test_a_server_of_another_type_or_without_adapters_is_given_none(tmp_path):
     with pytest.raises(
         BadResponse, match=r"computes in float32, .* rounded to bfloat16: start it with --dtype bfloat16"
     ):
-        asyncio.run(VLLMApi({}).load(peer := Scripted(), rounded, None, None))
+        asyncio.run(load_from_folder(VLLMApi({}), peer := Scripted(), rounded))
     adapted = replace(WEIGHTS, adapter=Adapter(tmp_path / "rft-1", {}))
     with pytest.raises(BadResponse, match=r"does not accept adapters: start it with .*--enable-lora.*merge_lora=true"):
-        asyncio.run(VLLMApi({}).load(peer, adapted, None, None))
+        asyncio.run(load_from_folder(VLLMApi({}), peer, adapted))
     assert not peer.told
 
 
 def test_a_server_that_keeps_old_prefixes_is_neither_stamped_nor_resumed():
     peer = Scripted(**{"/reset_prefix_cache": {"success": False}})
     with pytest.raises(BadResponse, match="prefixes"):
-        asyncio.run(VLLMApi({}).load(peer, WEIGHTS, None, None))
+        asyncio.run(load_from_folder(VLLMApi({}), peer, WEIGHTS))
     assert peer.told == ["/pause?mode=abort", "update_config", "reload_weights", "/reset_prefix_cache"]
 
 
@@ -328,7 +329,7 @@ def test_workers_of_a_run_tell_which_weights_did_not_come():
     missing = {"/collective_rpc": {"results": [[], ["model.norm.weight"]]}}
     peer = Scripted(**{INFO: told(extension="rft_receiver.Receiver")}, **missing)
     with pytest.raises(BadResponse, match=r"vLLM's model has weights .*: model\.norm\.weight\. .*rollout=hf"):
-        asyncio.run(VLLMApi({}).load(peer, WEIGHTS, None, None))
+        asyncio.run(load_from_folder(VLLMApi({}), peer, WEIGHTS))
     assert peer.told == ["/pause?mode=abort", "update_config", "rft_load"]
     assert ": a, b, c, d, e and 2 more. " in unloaded([*"abcdefg"])
 
@@ -336,10 +337,10 @@ def test_workers_of_a_run_tell_which_weights_did_not_come():
 def test_a_server_that_would_leave_experts_unpacked_is_given_none():
     experts = replace(WEIGHTS, tensors={"model.layers.0.mlp.experts.down_proj": None})
     with pytest.raises(BadResponse, match=r"on a CPU vLLM alone samples from wrong experts .*--worker-extension-cls"):
-        asyncio.run(VLLMApi({}).load(peer := Scripted(), experts, None, None))
+        asyncio.run(load_from_folder(VLLMApi({}), peer := Scripted(), experts))
     assert peer.told == ["/pause?mode=abort"]
     peer = Scripted(**{INFO: told(extension="rft_receiver.Receiver")})
-    asyncio.run(VLLMApi({}).load(peer, experts, None, None))
+    asyncio.run(load_from_folder(VLLMApi({}), peer, experts))
     assert "rft_load" in peer.told
 
 
@@ -347,5 +348,5 @@ def test_a_server_without_the_endpoint_for_samples_is_given_no_weights():
     peer = Scripted()
     del peer.answers["/inference/v1/generate"]
     with pytest.raises(RequestRefused, match="status 404") as caught:
-        asyncio.run(VLLMApi({}).load(peer, WEIGHTS, None, None))
+        asyncio.run(load_from_folder(VLLMApi({}), peer, WEIGHTS))
     assert caught.value.missing and not peer.told

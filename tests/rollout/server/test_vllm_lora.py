@@ -67,7 +67,7 @@ def test_after_every_update_a_server_samples_what_the_policy_computes(engine):
         assert base in (None, whole) and len(adapters) == 1, "the weights beside them are written once"
         before, base = found, whole
     peer = engine._servers[0].client
-    asyncio.run(peer.post_raw("/v1/unload_lora_adapter", {"lora_name": engine._adapter}))
+    asyncio.run(peer.post_raw("/v1/unload_lora_adapter", {"lora_name": engine._request_fields["model"]}))
     until(lambda: asyncio.run(engine._server_api.version(peer)) == 3, SOON_S)
     assert off(actor, engine.generate(REQUESTS, PLAIN)) < 1e-4, "adapters that somebody took away"
     actor.copy_weights_from(policy(seed=1))
@@ -75,7 +75,7 @@ def test_after_every_update_a_server_samples_what_the_policy_computes(engine):
     engine.update_weights(4, actor.weights())
     assert off(actor, engine.generate(REQUESTS, PLAIN)) < 1e-4, "other weights beside them"
     engine.update_weights(4, [*actor.weights()])
-    assert engine._adapter is None and inodes(engine)[1] == set(), "whole weights of whoever"
+    assert not engine._request_fields and inodes(engine)[1] == set(), "whole weights of whoever"
     assert off(actor, engine.generate(REQUESTS, PLAIN)) < 1e-4
 
 

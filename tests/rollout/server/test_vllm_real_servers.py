@@ -41,7 +41,7 @@ from tests.rollout.server.real_servers import (
     shared_memory,
     until,
 )
-from tests.rollout.server.scripted import Announced, tied_model
+from tests.rollout.server.scripted import Announced, load_from_folder, tied_model
 from tests.rollout.server.teacher_runs import check_columns, check_runs
 from tests.rollout.server.ten_turns import gap_of_ten_turns
 
@@ -203,7 +203,7 @@ def test_new_weights_are_served_and_old_prefixes_forgotten(engine, model, monkey
     ):
         if transport != engine.options.servers.transport:
             for monitor in engine._pool._monitors:
-                monitor.connection.close()
+                monitor.close_transport()
         monkeypatch.setitem(vars(engine.options.servers), "transport", transport)
         monkeypatch.setitem(vars(engine.options.servers), "deltas", transport == "group")
         before = gap(model, requests, engine.generate(requests, how()))
@@ -287,6 +287,8 @@ def test_experts_are_those_of_the_last_update(tmp_path, monkeypatch):
     try:
         for version, transport, part in ((1, "folder", ""), (2, "group", ""), (3, "group", "1.mlp.experts")):
             monkeypatch.setitem(vars(engine.options.servers), "transport", transport)
+            if version == 2:
+                engine._pool._monitors[0].close_transport()
             for name, weight in model.named_parameters():
                 weight += 0.1 * torch.randn_like(weight) * (part in name)
             engine.update_weights(version, model.state_dict().items())
@@ -302,7 +304,7 @@ def test_weights_that_cannot_be_read_are_not_served(engine, model, tmp_path):
     (tmp_path / "a.safetensors").write_bytes(whole[:-8])
     peer = engine._servers[0].client
     with pytest.raises(RequestRefused, match="collective_rpc"):
-        asyncio.run(engine._server_api.load(peer, WeightVersion(99, tmp_path, {}, None), None, None))
+        asyncio.run(load_from_folder(engine._server_api, peer, WeightVersion(99, tmp_path, {}, None)))
     requests = [Request([number], [number]) for number in range(3, 19)]
     assert gap(model, requests, engine.generate(requests, how())) < 1e-4
     until(lambda: asyncio.run(engine._server_api.version(peer)) == engine.version, SOON_S)

@@ -83,10 +83,10 @@ def authenticate(group: Any, rank: int, size: int, token: str, device: torch.dev
     """
     expected = [hashlib.sha256(f"{member} {token}".encode()).digest() for member in range(size)]
     wanted = [torch.tensor(list(digest), dtype=torch.uint8, device=device) for digest in expected]
-    found = [torch.empty_like(digest) for digest in wanted]
-    group.allgather([found], [wanted[rank]]).wait(timedelta(seconds=timeout_s))
-    for member, (own, other) in enumerate(zip(wanted, found, strict=True)):
-        if not torch.equal(own, other):
+    received = [torch.empty_like(digest) for digest in wanted]
+    group.allgather([received], [wanted[rank]]).wait(timedelta(seconds=timeout_s))
+    for member, digests in enumerate(zip(wanted, received, strict=True)):
+        if not torch.equal(*digests):
             raise RuntimeError(f"member {member} of the process group has another token")
 
 
@@ -172,10 +172,10 @@ def unpack(
                 copies[name] = tensor.to("cpu", copy=True)
         else:
             assert copies is not None
-            places, begin = packed[start : start + 4 * count].view(torch.int32), start + _aligned(4 * count)
+            positions, begin = packed[start : start + 4 * count].view(torch.int32), start + _aligned(4 * count)
             tensor = copies[name]
             values = packed[begin : begin + count * kind.itemsize].view(kind)
-            tensor.view(-1)[places.to("cpu", torch.int64)] = values.cpu()
+            tensor.view(-1)[positions.to("cpu", torch.int64)] = values.cpu()
         yield name, tensor
 
 
@@ -314,7 +314,7 @@ class Receiver:
         return [self.model_config.architecture] if self.model_config.is_mm_prefix_lm else []
 
     def rft_load(self, **source: Any) -> list[str]:
-        """See `load_weights`."""
+        """Loads weights by `load_weights`."""
         return load_weights(self, **source)
 
     def rft_receive(self, buckets: list[About], backend: str, timeout_s: float, deltas: bool) -> list[str]:
@@ -337,7 +337,12 @@ class Receiver:
         failures: list[str] = []
 
         def take(length: int) -> Tensor:
-            return self._rft_take(length, device, timeout_s, memory)
+            """The next bytes (length,) uint8. Raises RuntimeError where they do not arrive, or are damaged."""
+            data = torch.empty(length, dtype=torch.uint8, device=device)
+            broadcast(self.rft_group, data, timeout_s, memory)
+            if not torch.equal(checksum(data[:-CHECKSUM]), data[-CHECKSUM:].view(torch.int64)):
+                raise RuntimeError("it is not as it was sent")
+            return data
 
         # An iterator that raises would interrupt vLLM's loader in a state in which the next load fails.
         missing = self.rft_load(weights_iterator=self._rft_arriving(buckets, take, deltas, failures))
@@ -359,11 +364,3 @@ class Receiver:
                 failures.append(f"bucket {number} of {len(buckets)}: {error}")
                 return
             yield from unpack(about, changed, packed, self.rft_copies if deltas else None)
-
-    def _rft_take(self, length: int, device: torch.device, timeout_s: float, memory: Tensor | None) -> Tensor:
-        """The next bytes (length,) uint8. Raises RuntimeError where they do not arrive, or are damaged."""
-        data = torch.empty(length, dtype=torch.uint8, device=device)
-        broadcast(self.rft_group, data, timeout_s, memory)
-        if not torch.equal(checksum(data[:-CHECKSUM]), data[-CHECKSUM:].view(torch.int64)):
-            raise RuntimeError("it is not as it was sent")
-        return data

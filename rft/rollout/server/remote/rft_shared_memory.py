@@ -46,7 +46,8 @@ class SharedMemory:
         if self._file is not None:
             return {"process": os.getpid(), "file": self._file, "inode": os.fstat(self._file).st_ino}
         _, *fields = self.data.untyped_storage()._share_cuda_()
-        return {"device": uuid_of(self.data.device), "fields": [_encoded(field) for field in fields]}
+        encoded = [base64.b64encode(field).decode() if isinstance(field, bytes) else field for field in fields]
+        return {"device": uuid_of(self.data.device), "fields": encoded}
 
     def close(self) -> None:
         """Ends that others can map it. It is freed once this object, `data` and what others have mapped are gone."""
@@ -101,7 +102,3 @@ def uuid_of(device: torch.device) -> str:
 
 def _map(file: int) -> Tensor:
     return torch.frombuffer(mmap.mmap(file, 0), dtype=torch.uint8)
-
-
-def _encoded(field: Any) -> Any:
-    return base64.b64encode(field).decode() if isinstance(field, bytes) else field

@@ -11,30 +11,22 @@ import secrets
 import socket
 import threading
 import uuid
+from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.distributed import TCPStore
 
-from rft.remote.event_loop import call_in
 from rft.remote.http_client import RequestFailed, ServerClient
-from rft.rollout.server.options import Servers
-from rft.rollout.server.remote.rft_receiver import (
-    authenticate,
-    broadcast,
-    group_store,
-    join,
-    own_address,
-)
-from rft.rollout.server.remote.rft_shared_memory import Handle, SharedMemory
-
-NCCL_ID = "0"  # the key under which torch writes the id of a group's first NCCL communicator
-POLL_S = 0.01  # seconds between looks for it
+from rft.rollout.server.remote.rft_receiver import authenticate, broadcast, join, own_address
+from rft.rollout.server.weights.buckets import Bucket, missing_tensors
+from rft.rollout.server.weights.transport import WeightTransport
+from rft.rollout.server.weights.version import WeightVersion
 
 
 @dataclass(frozen=True)
@@ -50,40 +42,31 @@ class Rendezvous:
     token: str
 
 
-MakeGroup = Callable[[list[str]], "BroadcastGroup"]  # from the device type of every worker
-Join = Callable[[ServerClient, MakeGroup], Coroutine[Any, Any, "BroadcastGroup"]]
-
-
-class BroadcastGroup:
-    """The process group of rank 0 and the workers of one server.
+class GroupTransport(WeightTransport):
+    """Sends weights over the process group of rank 0 and the workers of one server. A subclass lets the workers join
+    and load what they receive.
 
     Args:
         client: of the server.
         devices: the device type of every worker.
-        device: of rank 0. The group uses NCCL if all members have GPUs and share no memory, else gloo.
-        timeout_s: deadline of the rendezvous, and of every bucket.
-        deltas: the workers keep copies of the tensors, so that later only changed elements are sent.
-        shares_memory: tensors go through memory of this machine.
+        device: of rank 0.
+        timeout_s: deadline of the rendezvous, and of every message.
 
     Attributes:
-        device: where rank 0 holds a tensor while it is sent; shared memory is there too.
-        timeout_s: see above.
-        sent: bytes that have been sent.
+        shares_memory: messages go through memory of this machine. Otherwise the group itself sends them, with NCCL if
+            all members have GPUs and with gloo if not.
+        device: where rank 0 holds a message while it is sent; shared memory is there too.
+        timeout_s: as given.
         rendezvous: for the workers.
-        copies: digests of the tensors that the workers have copies of, by name; None where they keep none.
+        memory: through which the messages go now, one after another, (bytes,) uint8; None: the group itself sends.
     """
 
-    def __init__(
-        self,
-        client: ServerClient,
-        devices: list[str],
-        device: torch.device,
-        timeout_s: float,
-        deltas: bool,
-        shares_memory: bool,
-    ) -> None:
-        on_gpus = {device.type, *devices} == {"cuda"}
-        backend = "nccl" if on_gpus and not shares_memory else "gloo"  # NCCL refuses two members on one GPU
+    shares_memory: ClassVar[bool] = False
+
+    def __init__(self, client: ServerClient, devices: list[str], device: torch.device, timeout_s: float) -> None:
+        super().__init__(client)
+        on_gpus = all_on_gpus(device, devices)
+        backend = "nccl" if on_gpus and not self.shares_memory else "gloo"  # NCCL refuses two members on one GPU
         limit = timedelta(seconds=timeout_s)
         address = own_address(client.host, client.port)
         listening = socket.create_server((address, 0))  # TCPStore itself listens on all interfaces
@@ -91,22 +74,18 @@ class BroadcastGroup:
         self._store = TCPStore(
             address, port, is_master=True, wait_for_workers=False, timeout=limit, master_listen_fd=listening.detach()
         )
-        self._client = client
         self.device = device if on_gpus else torch.device("cpu")
         self._group: Any = None
-        self._shares_memory = shares_memory
-        self._memory: SharedMemory | None = None
         self.timeout_s = timeout_s
-        self.sent = 0
-        self.copies: dict[str, str] | None = {} if deltas else None
+        self.memory: Tensor | None = None
         name, size = f"rft-{uuid.uuid4().hex}", len(devices) + 1
         self.rendezvous = Rendezvous(address, port, name, size, backend, secrets.token_hex(32))
 
-    async def join(self, call: Coroutine[Any, Any, Any], first: Callable[[Any], None] | None) -> Any:
-        """Forms the group while a call lets the workers join; returns what the call returns.
+    async def join(self, call: Coroutine[Any, Any, Any], first: Callable[[Any], None] | None) -> None:
+        """Forms the group while a call lets the workers join.
 
         Args:
-            first: what all members do first with the group: `check_token` or `warm_up`; None: nothing.
+            first: what all members do first with the group, such as `check_token`; None: nothing.
 
         Raises:
             RequestFailed: the group was not formed; or what the call raises.
@@ -119,7 +98,7 @@ class BroadcastGroup:
                 first(group)
             self._group = group
 
-        return await self._during(call, join_group)
+        await self._during(call, join_group)
 
     def check_token(self, group: Any) -> None:
         """Checks that all members have the token of the rendezvous. Raises RuntimeError where one has another."""
@@ -127,51 +106,32 @@ class BroadcastGroup:
         device = self.device if about.backend == "nccl" else torch.device("cpu")
         authenticate(group, 0, about.size, about.token, device, self.timeout_s)
 
-    def warm_up(self, group: Any) -> None:
-        """Sums one number of each member. Raises RuntimeError where a member does not take part."""
-        group.allreduce([torch.zeros(1, device=self.device)]).wait(timedelta(seconds=self.timeout_s))
+    async def load(self, weights: WeightVersion, before: WeightVersion | None) -> None:
+        if buckets := missing_tensors(weights, before):
+            await self.send_buckets(buckets, before)
 
-    async def nccl_id(self) -> bytes:
-        """The id by which others join the group's NCCL communicator; waits until rank 0 begins its first collective."""
-        store = group_store(self._store, self.rendezvous.name, "nccl")
-        while not store.check([NCCL_ID]):
-            await asyncio.sleep(POLL_S)
-        return bytes(store.get(NCCL_ID))
-
-    def share(self, size: int) -> list[Handle]:
-        """Makes the memory through which `send` sends messages, one after another.
+    @abstractmethod
+    async def send_buckets(self, buckets: list[Bucket], before: WeightVersion | None) -> None:
+        """Sends the tensors that the workers lack. Raises as `load`.
 
         Args:
-            size: bytes of the largest message.
-
-        Returns:
-            A handle for each worker; nothing if the group itself sends.
-
-        Raises:
-            RequestFailed: there is not enough memory, or it cannot be shared.
+            buckets: at least one.
+            before: what the server has in memory, None where that is unknown.
         """
-        if not self._shares_memory:
-            return []
-        try:
-            self._memory = SharedMemory(size, self.device)
-            return [self._memory.handle() for _ in range(self.rendezvous.size - 1)]
-        except (RuntimeError, OSError) as error:
-            raise RequestFailed(f"{self._client.name}: memory for its weights: {error}") from error
 
     def empty(self, length: int) -> Tensor:
-        """Bytes (length,) uint8 for a message: the first ones of the memory of `share`, if there is some."""
-        if self._memory is not None:
-            return self._memory.data[:length]
+        """Bytes (length,) uint8 for a message: the first ones of the shared memory, if there is some."""
+        if self.memory is not None:
+            return self.memory[:length]
         return torch.empty(length, dtype=torch.uint8, device=self.device)
 
     async def send(self, tensors: Iterable[Tensor], call: Coroutine[Any, Any, Any]) -> Any:
         """Broadcasts tensors, one after another, while a call lets the workers receive; returns what the call returns.
-        Afterwards it releases the memory of `share`.
 
         Raises:
             RequestFailed: not all tensors were sent; or what the call raises.
         """
-        group, memory = self._group, self._memory.data if self._memory is not None else None
+        group, memory = self._group, self.memory
 
         def broadcast_all() -> None:
             for tensor in tensors:
@@ -180,10 +140,7 @@ class BroadcastGroup:
                 broadcast(group, tensor.to(self.device), self.timeout_s, memory)
                 self.sent += tensor.nbytes
 
-        try:
-            return await self._during(call, broadcast_all)
-        finally:
-            self._release()
+        return await self._during(call, broadcast_all)
 
     async def _during(self, call: Coroutine[Any, Any, Any], work: Callable[[], None]) -> Any:
         """Does blocking work in a thread while the server answers a call; returns the answer, or raises what failed."""
@@ -193,94 +150,42 @@ class BroadcastGroup:
                 raise failure
             return answer
         # A frame that an error passed through must not hold the error: the two would keep each other, and with them the
-        # memory of `share`, until Python's next garbage collection.
+        # shared memory, until Python's next garbage collection.
         finally:
             del failure
 
     async def _both(self, call: Coroutine[Any, Any, Any], work: Callable[[], None]) -> tuple[Any, BaseException | None]:
         """The answer to a call, and what failed of the two. Only its deadline ends the thread of the work, so it is a
         daemon: the end of this process does not wait for it."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[None] = loop.create_future()
-
-        def settle(error: Exception | None) -> None:
-            if not done.done():
-                done.set_exception(error) if error is not None else done.set_result(None)
+        done: Future[None] = Future()
+        done.set_running_or_notify_cancel()  # so that the thread can end it after this call
 
         def run() -> None:
             try:
                 work()
-                error = None
-            except (RuntimeError, OSError, ValueError) as found:
-                error = RequestFailed(f"{self._client.name}: the process group with it: {found}")
-            call_in(loop, settle, error)
+                done.set_result(None)
+            except (RuntimeError, OSError, ValueError) as error:
+                done.set_exception(RequestFailed(f"{self.client.name}: the process group with it: {error}"))
 
         threading.Thread(target=run, daemon=True, name=self.rendezvous.name).start()
+        working = asyncio.wrap_future(done)
         answer = asyncio.ensure_future(call)
         try:
-            await asyncio.wait((answer, done), return_when=asyncio.FIRST_EXCEPTION)
-            failures = (ended.exception() for ended in (answer, done) if ended.done())
+            await asyncio.wait((answer, working), return_when=asyncio.FIRST_EXCEPTION)
+            failures = (ended.exception() for ended in (answer, working) if ended.done())
             failure = next((error for error in failures if error is not None), None)
             return (answer.result() if failure is None else None), failure
         finally:
             answer.cancel()
-            done.cancel()
-
-    def record_copies(self, digests: dict[str, str]) -> None:
-        """Records that the workers have copies of tensors with these digests, if they keep copies."""
-        if self.copies is not None:
-            self.copies |= digests
-
-    def _release(self) -> None:
-        if self._memory is not None:
-            self._memory.close()
-            self._memory = None
+            working.cancel()
 
     def close(self) -> None:
         """Leaves the group; the workers notice that their connections close."""
-        self._release()
         if self.rendezvous.backend == "nccl" and self._group is not None:
             self._group.abort()
         self._group = None
 
 
-class Connection:
-    """The process group with one server, for as long as both ends work.
-
-    Args:
-        client: of the server.
-        join: forms a group with it; see `ServerApi.join`.
-        device: of rank 0.
-        options: of the servers.
-    """
-
-    def __init__(self, client: ServerClient, join: Join, device: torch.device, options: Servers) -> None:
-        def make(devices: list[str]) -> BroadcastGroup:
-            return BroadcastGroup(client, devices, device, options.sync_s, options.deltas, options.transport == "ipc")
-
-        self._join = partial(join, client, make)
-        self._group: BroadcastGroup | None = None
-        self._sent = 0
-
-    async def group(self, fresh: bool) -> BroadcastGroup:
-        """The group that exists, or a new one. Raises OSError where none can be formed.
-
-        Args:
-            fresh: the server was restarted or is in an unknown state: an existing group is closed.
-        """
-        if fresh:
-            self.close()
-        if self._group is None:
-            self._group = await self._join()
-        return self._group
-
-    def sent(self) -> int:
-        """Bytes that have been sent to the server."""
-        return self._sent + (self._group.sent if self._group is not None else 0)
-
-    def close(self) -> None:
-        """Leaves the group, if there is one."""
-        if self._group is not None:
-            self._sent = self.sent()
-            self._group.close()
-            self._group = None
+def all_on_gpus(device: torch.device, devices: list[str]) -> bool:
+    """Whether rank 0 and all workers have GPUs, so that their group can use NCCL."""
+    return {device.type, *devices} == {"cuda"}

@@ -134,7 +134,7 @@ class WeightStore:
                 file = f"model-{self._written}-{number:05d}.safetensors"
                 ranks = world.gather(outgoing.parts)
                 whole = {name: stored(file, name, own, ranks) for name, own in rows.items()}
-                same = [name for name in whole if name in before and before[name].equals(whole[name])]
+                same = [name for name, tensor in whole.items() if tensor.equals(before.get(name))]
                 unchanged.update(same)
                 if self._deltas:
                     copies |= {name: self._sent[name] if name in same else own.data for name, own in rows.items()}

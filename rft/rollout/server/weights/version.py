@@ -36,9 +36,9 @@ class StoredTensor:
         """Bytes of the tensor."""
         return self.dtype.itemsize * torch.Size(self.shape).numel()
 
-    def equals(self, other: "StoredTensor") -> bool:
+    def equals(self, other: "StoredTensor | None") -> bool:
         """True for a tensor of the same dtype, shape and content."""
-        return replace(self, file=other.file) == other
+        return other is not None and replace(self, file=other.file) == other
 
 
 @dataclass(frozen=True)
@@ -101,19 +101,15 @@ class WeightVersion:
                 if set(opened.keys()) != set(names) or opened.metadata() != METADATA:
                     return False
                 for name in opened.keys():
-                    stored, found = self.tensors[name], opened.get_tensor(name)
-                    if (found.dtype, list(found.shape)) != (stored.dtype, stored.shape):
+                    stored, tensor = self.tensors[name], opened.get_tensor(name)
+                    if (tensor.dtype, list(tensor.shape)) != (stored.dtype, stored.shape):
                         return False
-                    parts = found.reshape(-1).view(torch.uint8).split(stored.parts)
+                    parts = tensor.reshape(-1).view(torch.uint8).split(stored.parts)
                     if joined([digest_of(part) for part in parts]) != stored.digest:
                         return False
         except (SafetensorError, OSError):
             return False
         return True
-
-    def shares_tensors(self, other: "WeightVersion") -> bool:
-        """True where both differ in their adapters at most."""
-        return self.tensors is other.tensors
 
     def read(self, name: str, rows: slice = slice(None)) -> Tensor:
         """A tensor, or some of its rows, in memory. Raises an OSError that names the file where it cannot be read."""
@@ -121,11 +117,10 @@ class WeightVersion:
         try:
             with safe_open(path, "pt") as file:
                 whole = rows == slice(None)  # a tensor without dimensions has no slice
-                found: Tensor = file.get_tensor(name) if whole else file.get_slice(name)[rows]
-                tensor = found.clone()  # of the mapped file
+                tensor: Tensor = file.get_tensor(name) if whole else file.get_slice(name)[rows]
+                return tensor.clone()  # of the mapped file
         except SafetensorError as error:
             raise OSError(f"{path}: {error}") from error
-        return tensor
 
     def files(self) -> dict[str, list[str]]:
         """The names of the tensors of each file."""

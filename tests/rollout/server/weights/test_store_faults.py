@@ -13,7 +13,7 @@ from tests.conftest import SOON_S
 from tests.remote.test_process_supervisor import await_that
 from tests.rollout.server.fake_server import FakeServer
 from tests.rollout.server.real_servers import until
-from tests.rollout.server.scripted import ASK, SAMPLING, deadlines, requests, right, said, weights
+from tests.rollout.server.scripted import ASK, SAMPLING, current, deadlines, requests, right, said, weights
 from tests.rollout.server.weights.outcomes import committed, outcome
 
 pytestmark = pytest.mark.slow
@@ -152,7 +152,7 @@ def test_servers_that_refuse_later_weights_are_started_anew_once(fakes, engine, 
     if helps:
         assert outcome(samples, 2) == "" and committed(samples, 2)
         # The version counts as served once one server has it; the other one may be restarted after that.
-        until(lambda: samples._pool.current() == len(servers), SOON_S)
+        until(lambda: current(samples) == len(servers), SOON_S)
     assert [monitor.process.starts for monitor in samples._pool._monitors] == [1, 1]
 
 
@@ -321,12 +321,12 @@ def test_a_lost_server_is_not_waited_for_again_and_comes_back(kind, fakes, engin
     vars(samples.options.servers)["poll_s"] = 600.0  # between two checks; a second one would come too late
     for version in (2, 3):
         assert outcome(samples, version) == "" and committed(samples, version)
-        assert samples._pool.current() == 1
+        assert current(samples) == 1
     vars(samples.options.servers)["poll_s"] = 0.02
     back = FakeServer(dead.port)
     try:
         assert outcome(samples, 4) == ""
-        until(lambda: samples._pool.current() == 2, SOON_S)
+        until(lambda: current(samples) == 2, SOON_S)
         assert committed(samples, 4)
     finally:
         back.kill()

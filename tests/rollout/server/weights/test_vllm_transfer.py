@@ -31,7 +31,7 @@ def test_tensors_of_every_element_size_arrive_as_they_were(size, served, monkeyp
 
 def test_an_update_that_another_trainer_left_open_is_ended_first(served):
     samples, [server] = served("vllm", transport=OWN)
-    samples._pool._monitors[0].connection.close()
+    samples._pool._monitors[0].close_transport()
     server.workers.updating = server.workers.broken = True
     assert outcome(samples, 1) == "" and committed(samples, 1)
     assert not server.workers.updating and not server.workers.broken
@@ -43,7 +43,7 @@ def test_a_sleeping_server_joins_another_group_before_it_has_memory_for_weights(
         samples.sleep()
         assert not server.memory
         if version == 2:
-            samples._pool._monitors[0].connection.close()
+            samples._pool._monitors[0].close_transport()
         assert outcome(samples, version) == "" and committed(samples, version)
     assert server.calls["/init_weight_transfer_engine"] == 2
 
