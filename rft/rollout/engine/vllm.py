@@ -22,7 +22,6 @@ from rft.actor.loading.tensor_names import checkpoint_names, renamed
 from rft.actor.lora.adapters import LoraWeights
 from rft.actor.model import end_tokens
 from rft.actor.packing.micro_batches import head_size
-from rft.batch.encoded import MediaFacts
 from rft.distributed import World
 from rft.rollout.engine.base import (
     Completion,

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from rft.actor.forward.vocabulary import FORBIDDEN
+from rft.actor.forward.logits import FORBIDDEN
 from rft.batch.encoded import MediaFacts, as_encoded
 from rft.data.encode.media.files import lossless_url
 from rft.remote.http_client import ServerClient

@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from rft.actor.forward.logits import FORBIDDEN
 from rft.batch.encoded import MediaFacts, as_encoded
 from rft.remote.http_client import PROBE_S, RequestRefused, ServerClient
 from rft.remote.load_balancer import Call

@@ -15,7 +15,6 @@ from torch import Tensor
 from transformers import AutoConfig
 from transformers.utils import CONFIG_NAME
 
-from rft.actor.forward.logits import FORBIDDEN
 from rft.actor.loading.tensor_names import renamed
 from rft.actor.lora.adapters import LoraWeights
 from rft.batch.encoded import MediaFacts
