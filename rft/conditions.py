@@ -78,8 +78,13 @@ def unread_options(function: Callable, options: Mapping[str, Any], key: str, abs
             if isinstance(condition, ReadWith) and (reason := absent(condition.part)):
                 found[prefix + name] = reason
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            found |= unread_options(type(value), fields_of(value), prefix + name, absent)
+            found |= unread_fields(value, prefix + name, absent)
     return found
+
+
+def unread_fields(instance: Any, key: str, absent: Absent) -> dict[str, str]:
+    """As `unread_options`, of the fields of a dataclass."""
+    return unread_options(type(instance), fields_of(instance), key, absent)
 
 
 def fields_of(instance: Any) -> dict[str, Any]:

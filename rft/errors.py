@@ -110,6 +110,15 @@ class naming:
 
 
 @contextmanager
+def prefixed(node: str) -> Iterator[None]:
+    """Puts the node in front of the option with which a ValueError begins."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{node}{error}") from error
+
+
+@contextmanager
 def at_step(step: int) -> Iterator[None]:
     """A FunctionError raised in the block names the step."""
     try:

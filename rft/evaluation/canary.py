@@ -12,7 +12,7 @@ from rft.data.rows.lazy import Rows
 from rft.distributed import World
 from rft.evaluation.base import Progress, collect, share, term_scores
 from rft.logger.history import CANARY
-from rft.reward.compose import CanaryOptions, WeightedSum
+from rft.reward.compose import WeightedSum
 from rft.rollout.engine.base import Request, row_seed
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import Sampler
@@ -42,9 +42,8 @@ class CanaryProbe:
         world: the processes of the run; each answers its share of the tasks.
         encoder: makes token ids of rows.
         sampler: holds the weights of the policy.
-        reward: scores the responses.
+        reward: scores the responses; its options `canary` say how many, when, and which accuracy is too high.
         rows: the tasks.
-        options: how many responses, when, and which accuracy is too high.
         sampling: how training samples.
         seed: of the run.
     """
@@ -57,11 +56,10 @@ class CanaryProbe:
         sampler: Sampler,
         reward: WeightedSum,
         rows: Rows,
-        options: CanaryOptions,
         sampling: Sampling,
         seed: int,
     ) -> None:
-        self.options = options
+        self.options = reward.canary
         self._world = world
         self._encoder = encoder
         self._sampler = sampler

@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
+from rft.data.encode.limits import check_lengths
 from rft.data.encode.media.files import whole_file
 from rft.data.encode.media.folder import store_media
 from rft.data.encode.parts import normalize_media, with_data_urls
@@ -26,7 +27,6 @@ from rft.modes.model import Answering, display
 from rft.rollout.engine.base import Completion, Request, row_seed
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import Sampler
-from rft.setup.constraints import check_lengths
 
 KEY = "generate.input"
 
@@ -56,7 +56,7 @@ class Input(Checked):
         yield lambda: check_lengths(
             KEY,
             [len(prompt) for prompt in self.prompts],
-            self.job.policy.model_config,
+            self.job.policy.context,
             self.job.run.rollout.max_new_tokens,
         )
 

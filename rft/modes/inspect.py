@@ -17,15 +17,15 @@ from rft.actor.forward.vocabulary import vocabulary_size
 from rft.actor.init import read_config
 from rft.batch.columns import lengths
 from rft.data.base import GivenTexts, SourceContext, given_texts
+from rft.data.datasets import Datasets
 from rft.data.processes import CHUNK
 from rft.data.rows.lazy import subset
 from rft.distributed import SINGLE_PROCESS
+from rft.errors import prefixed
 from rft.registry import Target
 from rft.sanitize import printable
 from rft.setup.assembly import Job
 from rft.setup.classes import facts_of
-from rft.setup.constraints import prefixed
-from rft.setup.datasets import Datasets
 
 TRAINED, READ, SPECIAL = "bold green", "dim", "reverse"
 MARKS = ("\u27e6", "\u27e7")  # around trained tokens, on a console without colours

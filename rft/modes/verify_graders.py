@@ -12,6 +12,7 @@ from rich.text import Text
 
 from rft.batch.row_fields import PROMPT_OPENS
 from rft.data.rows.lazy import PlacedRows, Row, Rows, load, place
+from rft.data.rows.row_checks import check_rows
 from rft.distributed import SINGLE_PROCESS
 from rft.modes.model import display
 from rft.redaction import redact
@@ -19,7 +20,6 @@ from rft.reward.call import head
 from rft.reward.certificate.grader import GraderCertificate, Kind, certify, probes
 from rft.reward.compose import WeightedSum
 from rft.setup.components import Components
-from rft.setup.row_checks import check_rows
 
 SHOWN = 3  # texts of a term that are printed
 

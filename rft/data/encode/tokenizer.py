@@ -3,8 +3,10 @@
 All have an end token and a padding token. `AutoTokenizer` restores them after `save_pretrained`.
 """
 
+import tempfile
+
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rft.data.rows.sources import require
 from rft.data.rows.text.json_files import json_lines
@@ -102,3 +104,19 @@ def _wrap(tokenizer: Tokenizer, **special: str) -> PreTrainedTokenizerBase:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, clean_up_tokenization_spaces=False, **special
     )
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig) -> None:
+    """Checks that a checkpoint restores the tokenizer that it was saved with.
+
+    For some architectures `AutoTokenizer` loads another class than the one that was saved.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        model_config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    if loaded.get_vocab() != tokenizer.get_vocab():
+        raise ValueError(
+            f"actor.model_config.model_type={model_config.model_type}: for this type transformers would load a "
+            f"{type(loaded).__name__} instead of this tokenizer; choose another type, such as qwen3 or llama"
+        )

@@ -13,7 +13,9 @@ from rft.actor.forward.vocabulary import vocabulary_size
 from rft.actor.init import init_without_loading, read_config
 from rft.actor.options import ActorOptions
 from rft.algorithm.roles import POLICY
+from rft.data.datasets import Datasets
 from rft.data.encode.lengths import Lengths
+from rft.data.options import Data
 from rft.distributed import SINGLE_PROCESS, World, pretend
 from rft.errors import Check, checks, part
 from rft.logger.log import SilentLog
@@ -26,10 +28,8 @@ from rft.registry import Target
 from rft.reward.models.base import ModelTerm
 from rft.rollout.sampler import EngineSampler, Sampler
 from rft.setup.assembly import Changes, Job
-from rft.setup.constraints import check_ranks
-from rft.setup.datasets import Datasets
 from rft.setup.loadable import check_loadable
-from rft.setup.schema import Data, Plan, Rollout
+from rft.setup.schema import Plan, Rollout
 
 
 @dataclass
@@ -108,7 +108,7 @@ class PlanJob(Job):
             yield lambda: _check_streaming(self.run.data)
         else:
             yield lambda: _check_epochs(self.run.epochs)
-            yield lambda: check_ranks(self.run.batch, self.ranks)
+            yield lambda: self.run.batch.check_ranks(self.ranks)
 
     @part
     def planned_config(self) -> PretrainedConfig | None:
