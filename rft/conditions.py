@@ -78,7 +78,7 @@ def unread_options(function: Callable, options: Mapping[str, Any], key: str, abs
             if isinstance(condition, ReadWith) and (reason := absent(condition.part)):
                 found[prefix + name] = reason
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            found |= unread_options(type(value), fields_of(value), prefix + name, absent)
+            found |= unread_fields(value, prefix + name, absent)
     return found
 
 
@@ -87,6 +87,11 @@ def signature_of(function: Callable) -> tuple[list[inspect.Parameter], dict[str,
     """The parameters and the annotations of a function or a class, which take most of the time of checking a config."""
     annotated = attrgetter("__init__")(function) if isinstance(function, type) else function
     return [*inspect.signature(function).parameters.values()], typing.get_type_hints(annotated, include_extras=True)
+
+
+def unread_fields(instance: Any, key: str, absent: Absent) -> dict[str, str]:
+    """As `unread_options`, of the fields of a dataclass."""
+    return unread_options(type(instance), fields_of(instance), key, absent)
 
 
 def fields_of(instance: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, Union
 
-from rft.conditions import Absent, fields_of, signature_of, unread_options
+from rft.conditions import Absent, signature_of, unread_fields, unread_options
 from rft.errors import Problems, did_you_mean, messages_of, naming
 from rft.imports import import_function, is_dotted
 from rft.ranges import Range
@@ -198,10 +198,9 @@ class Target:
 
     def unread(self, absent: Absent) -> dict[str, str]:
         """The options that a run does not read; see `rft.conditions.unread_options`."""
-        options, owner = self.options, self.factory
-        if not isinstance(options, dict):
-            options, owner = fields_of(options), type(options)
-        return unread_options(owner, options, self.key, absent)
+        if isinstance(self.options, dict):
+            return unread_options(self.factory, self.options, self.key, absent)
+        return unread_fields(self.options, self.key, absent)
 
     def build(self, **supplied: Any) -> Any:
         """Builds the object with those keyword arguments that it takes; the others are dropped."""

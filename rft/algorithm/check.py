@@ -1,6 +1,6 @@
 """Checks of the combination of functions that a yaml names. Every error names the yaml key and the cure."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.options import AlgorithmOptions
@@ -252,6 +252,21 @@ def check_flow(algorithm: Algorithm, writes: Sequence[str], writes_if_read: Sequ
                 )
             stages.append((role.key, ("tokens",), tuple(columns)))
     check_columns([*stages, *algorithm.stages()])
+
+
+def check_roles(algorithm: Algorithm, models: Container[str]) -> Iterator[str]:
+    """Checks that the config has every model whose columns are read.
+
+    Args:
+        models: the keys of those beside the policy.
+    """
+    reads = algorithm.reads()
+    for role in ROLES:
+        if role.key not in models and (columns := role.writes(reads)):
+            yield (
+                f"{role.key} is missing: the algorithm reads {', '.join(columns)}; add `{role.key}: {{_target_: "
+                "<class>, options}`, the model that writes it"
+            )
 
 
 def check_reference(algorithm: Algorithm, sampled: bool, precompute: bool, copied: bool) -> Iterator[str]:

@@ -12,7 +12,7 @@ from rft.distributed import World
 from rft.evaluation.base import Progress, collect, share, term_scores
 from rft.logger.history import CANARY
 from rft.metrics import Metrics
-from rft.reward.compose import CanaryOptions, WeightedSum
+from rft.reward.compose import WeightedSum
 from rft.rollout.answerer import RowRequests, SingleTurn
 from rft.rollout.engine.base import row_seed
 from rft.rollout.engine.sampling import Sampling
@@ -44,9 +44,8 @@ class CanaryProbe:
         world: the processes of the run; each answers its share of the tasks.
         encoder: makes token ids of rows.
         sampler: holds the weights of the policy.
-        reward: scores the responses.
+        reward: scores the responses; its options `canary` say how many, when, and which accuracy is too high.
         rows: the tasks.
-        options: how many responses, when, and which accuracy is too high.
         sampling: how training samples.
         seed: of the run.
     """
@@ -56,13 +55,12 @@ class CanaryProbe:
     sampler: Sampler
     reward: WeightedSum
     rows: Rows
-    options: CanaryOptions
     sampling: Sampling
     seed: int
 
     def due(self, step: int) -> bool:
         """Whether the responses are sampled after this step."""
-        return step % self.options.every == 0
+        return step % self.reward.canary.every == 0
 
     def run(self, step: int, progress: Progress) -> CanaryResult:
         """The responses after a step, the same on every rank. A collective.
@@ -71,7 +69,7 @@ class CanaryProbe:
             step: decides the seeds of the samples.
             progress: see `Evaluator.run`.
         """
-        indices, samples = share(self.world, self.rows), self.options.samples
+        indices, samples = share(self.world, self.rows), self.reward.canary.samples
         rows, seed = [self.rows[index] for index in indices], row_seed(self.seed, step, samples)
         seeds = [[row_seed(seed, index, sample) for sample in range(samples)] for index in indices]
         asked, answerer = RowRequests(rows, seeds, self.sampling), SingleTurn(self.encoder, self.sampler)
@@ -99,7 +97,8 @@ class CanaryProbe:
 
     def problem(self, result: CanaryResult) -> str:
         """Why a run stops whose canary tasks are rewarded, with some of the texts; empty if it does not stop."""
-        if result.accuracy is None or result.accuracy <= self.options.bound:
+        bound = self.reward.canary.bound
+        if result.accuracy is None or result.accuracy <= bound:
             return ""
         shown = [
             ", ".join(f"{name} {_cut(value)}" for name, value in record.items())
@@ -108,7 +107,7 @@ class CanaryProbe:
         ]
         return "\n".join(
             [
-                f"{CANARY}={result.accuracy:g} is above reward.canary.bound={self.options.bound:g}: responses to tasks "
+                f"{CANARY}={result.accuracy:g} is above reward.canary.bound={bound:g}: responses to tasks "
                 "that no honest response solves are right by the reward, which therefore can be exploited. A "
                 "checkpoint and the texts (trajectories/) are saved. Repair the reward, or the rows of "
                 "reward.canary.path:",

@@ -42,7 +42,7 @@ def talk(job: Answering, sampler: Sampler, console: Console) -> int:
     """Answers line after line; a line that fails is reported and dropped. Returns the number of answers."""
     run, turns = job.run, job.run.data.template != "none"
     sampling = run.rollout.untruncated(0.0) if run.chat.greedy else run.rollout
-    context = job.policy.model_config.get_text_config().max_position_embeddings
+    context = job.policy.context
     opening: list[dict[str, str]] = []  # the encoder prepends data.system
     history, answers = list(opening), 0
     while True:

@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from transformers import PretrainedConfig
 
 from rft.algorithm.roles import ROLES
 from rft.batch.row_fields import PROMPT_OPENS
@@ -26,7 +25,6 @@ from rft.logger.console import titled_table
 from rft.logger.history import short, write_atomically
 from rft.modes.model import Answering, display
 from rft.reward.compose import WeightedSum
-from rft.setup.datasets import fit_held_out, fit_held_out_texts
 from rft.train.folder.run_folder import ANSWERS, EVALUATION, RESCORED, RESCORED_ANSWERS
 
 
@@ -72,17 +70,15 @@ def measure(job: Answering, console: Console) -> float:
     sets = job.load_held_out()
     counting = job.counting_world(job.world)
 
-    def fit(encoder: Encoder, model_config: PretrainedConfig) -> None:
-        lengths = Lengths(counting, encoder, run.cache)
-        if job.held_out_given is None:
-            fit_held_out(sets, lengths, run, check, model_config, job.answer_tokens, console.print)
-            return
-        context = model_config.get_text_config().max_position_embeddings
-        limit = run.data.text_limit(context, encoder.media_facts)
-        fit_held_out_texts(sets, lengths, run, check, limit, job.held_out_given, console.print)
-        encoder.text_limit = limit
+    def fit(encoder: Encoder, context: int) -> None:
+        given, lengths, texts = job.held_out_given, Lengths(counting, encoder, run.cache), None
+        if given is not None:
+            texts = run.data.text_limit(context, encoder.media_facts), given
+        job.fit_held_out(sets, lengths, context, texts, console.print)
+        if texts is not None:
+            encoder.text_limit = texts[0]
 
-    check.run(lambda: fit(job.policy.encoder, job.policy.model_config))
+    check.run(lambda: fit(job.policy.encoder, job.policy.context))
     check.end()
     results: Mapping[str, SetResult] = {}
     with job.measuring(sets) as evaluator, display(job.world, console) as shown:

@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
+from rft.data.encode.limits import check_lengths
 from rft.data.encode.media.files import whole_file
 from rft.data.encode.media.folder import store_media
 from rft.data.encode.parts import normalize_media, with_data_urls
@@ -26,7 +27,6 @@ from rft.modes.model import Answering, display
 from rft.rollout.engine.base import Completion, Request, row_seed
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.sampler import Sampler
-from rft.setup.constraints import check_lengths
 
 KEY = "generate.input"
 
@@ -61,7 +61,7 @@ def complete_rows(job: Answering, console: Console) -> float:
     def encode() -> None:
         rows.extend(read(options.input, options.prompt))
         prompts.extend(job.policy.encoder.prompts([{"prompt": row[options.prompt]} for row in rows]))
-        check_lengths(KEY, list(map(len, prompts)), job.policy.model_config, job.run.rollout.max_new_tokens)
+        check_lengths(KEY, list(map(len, prompts)), job.policy.context, job.run.rollout.max_new_tokens)
 
     check.run(encode)
     check.end()

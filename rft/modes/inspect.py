@@ -17,6 +17,7 @@ from rft.actor.forward.logits import vocabulary_size
 from rft.actor.init import read_config
 from rft.batch.columns import lengths
 from rft.data.base import GivenTexts, SourceContext, given_texts
+from rft.data.datasets import Datasets
 from rft.data.processes import CHUNK
 from rft.data.rows.lazy import subset
 from rft.distributed import SINGLE_PROCESS
@@ -25,7 +26,6 @@ from rft.registry import Target
 from rft.sanitize import printable
 from rft.setup.assembly import Job
 from rft.setup.classes import facts_of
-from rft.setup.datasets import Datasets
 from rft.setup.schema import Run
 
 TRAINED, READ, SPECIAL = "bold green", "dim", "reverse"

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from omegaconf import OmegaConf
 from rich.console import Console
@@ -26,11 +25,10 @@ from rft.logger.log import SilentLog
 from rft.rollout.sampler import EngineSampler, Sampler
 from rft.setup.components import Components, PolicyParts
 from rft.setup.loadable import check_vocabulary
+from rft.setup.schema import WhichCheckpoint
 from rft.train.checkpoint.manifest import read_manifest
 from rft.train.checkpoint.names import checkpoints_in, step_of
 from rft.train.folder.run_folder import CHECKPOINTS, CONFIG, scratch
-
-Which = Literal["latest", "best"] | int | None
 
 
 class FoundPolicy(PolicyParts):
@@ -86,7 +84,7 @@ class Answering(Components):
     world: World
     policy: FoundPolicy
 
-    def find(self, which: Which, key: str) -> None:
+    def find(self, which: WhichCheckpoint, key: str) -> None:
         """Finds model and tokenizer; mistakes in them are added to `check`. A collective.
 
         Args:
@@ -162,7 +160,7 @@ def display(world: World, console: Console) -> Iterator[RunConsole | SilentLog]:
         shown.stop()
 
 
-def find_checkpoint(folder: Path, which: Which, key: str) -> Path | None:
+def find_checkpoint(folder: Path, which: WhichCheckpoint, key: str) -> Path | None:
     """The model folder of a checkpoint of a run, or None for the model that `actor` names.
 
     Args:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from rft.batch.row_fields import PROMPT_OPENS
 from rft.data.rows.lazy import PlacedRows, Row, Rows, load, place
+from rft.data.rows.row_checks import check_rows
 from rft.distributed import SINGLE_PROCESS
 from rft.logger.console import titled_table, verdict
 from rft.modes.model import display
@@ -18,7 +19,6 @@ from rft.reward.call import head
 from rft.reward.certificate.grader import GraderCertificate, Kind, certify, probes
 from rft.reward.compose import WeightedSum
 from rft.setup.components import Components
-from rft.setup.row_checks import check_rows
 
 SHOWN = 3  # texts of a term that are printed
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from tensordict import TensorDict
 from torch import Tensor
-from transformers import PretrainedConfig
 
 from rft.actor.base import ColumnModel, ModelContext, TrainableModel, trainable
 from rft.actor.optim.optimizer import Optimizer
@@ -17,11 +16,16 @@ from rft.algorithm.roles import POLICY, REFERENCE, ROLES
 from rft.batch.balance import Balance
 from rft.batch.scores import Scoring
 from rft.data.base import Source, given_texts
+from rft.data.datasets import Datasets
 from rft.data.encode.lengths import Lengths
+from rft.data.encode.limits import check_lengths, fit_prompts
 from rft.data.encode.media.folder import store_media
+from rft.data.rows.row_checks import check_held_out
+from rft.data.rows.stream import check_room
 from rft.distributed import SINGLE_PROCESS, World, raise_peer_failure
 from rft.errors import surviving
 from rft.evaluation.base import metric_value
+from rft.evaluation.canary import CanaryProbe
 from rft.logger.log import RunLog, SilentLog
 from rft.logger.redact import public_config
 from rft.registry import Target
@@ -30,10 +34,7 @@ from rft.report.run_page import RUN_REPORT
 from rft.rollout.sampler import EngineSampler
 from rft.rollout.source.base import RolloutContext
 from rft.setup.components import Components
-from rft.setup.constraints import check_lengths, check_ranks
-from rft.setup.datasets import Datasets, count_prompts
 from rft.setup.loadable import RunParts
-from rft.setup.row_checks import check_held_out
 from rft.setup.unread import notices, unread_keys
 from rft.train.checkpoint.checkpoints import Checkpoints
 from rft.train.diverged import NonFinitePolicy
@@ -42,6 +43,7 @@ from rft.train.folder.run_folder import RunCommand, RunFolder, choose_folder, fi
 from rft.train.folder.run_lock import RunLock
 from rft.train.memory import MakePlan, explain_out_of_memory, no_plan
 from rft.train.observation import Profiler
+from rft.train.records import Output, Trained, Watch
 from rft.train.stage import Stage
 from rft.train.stop import StopRequest
 from rft.train.trainer import Trainer
@@ -109,7 +111,7 @@ class Job(Components):
                 log.message(text)
             trainer, stages = self.assemble(world, loaded, folder, log, chosen=chosen)
             try:
-                with trainer.stop, explain_out_of_memory(trainer, self.config, make_plan):
+                with trainer.watch.stop, explain_out_of_memory(trainer, self.config, make_plan):
                     numbers = trainer.fit(stages)
             except BaseException:
                 trainer.sampler.abort()
@@ -148,7 +150,7 @@ class Job(Components):
         run, check, made = self.run, self.check, RunParts(self)
         self.policy = made
         self.check_dependencies()
-        check.run(check_ranks, run.batch, ranks)
+        check.run(run.batch.check_ranks, ranks)
         made.check_all()
         counting = self.counting_world(world)
         if made.unmade & {"tokenizer", "encoder", "train"} or self.processor is not None:
@@ -159,27 +161,59 @@ class Job(Components):
         others = {name: rows for name, rows in loaded.held_out.items() if run.data.held_out()[name] != run.data.train}
         compared = ("prompt",) if self.grader is None else self.grader.fields
         check.run(check_held_out, made.train, others, compared, counting, loaded.messages.append)
-        check.run(lambda: self.fit_rows(loaded, made.model_config))
+        check.run(lambda: self.fit_rows(loaded, made.context))
         if run.epochs is not None:
             loaded.messages.append(self.count_steps(len(loaded.train)))
         return loaded
 
-    def fit_rows(self, loaded: Datasets, model_config: PretrainedConfig) -> None:
-        """Drops or cuts long rows, and adds a message to `check` if a remaining row is too long for the model."""
+    def fit_rows(self, loaded: Datasets, context: int) -> None:
+        """Applies `data.truncation` and `data.overlong`, and adds a message to `check` for rows that are too long.
+
+        Args:
+            context: most tokens of a text that the policy reads.
+
+        Raises:
+            ValueError: data.max_prompt_tokens is set, but the rows have no prompts; or a canary task is too long.
+        """
+        run, check, log = self.run, self.check, loaded.messages.append
+        most, new_tokens = run.data.max_prompt_tokens, run.rollout.max_new_tokens
+        prompted, samples = "prompt" in self.needs, self.facts.sampled != "never"
         sources = [self.source] if self.warmup_source is None else [self.warmup_source, self.source]
-        loaded.fit(
-            self.run,
-            self.check,
-            model_config,
-            prompted="prompt" in self.needs,
-            samples=self.facts.sampled != "never",
-            stages=[given_texts(source.factory, source.options) for source in sources],
-            held_out=self.held_out_given,
-            answer_tokens=self.answer_tokens,
-        )
+        stages = [given_texts(source.factory, source.options) for source in sources]
+        if most is not None and not prompted:
+            raise ValueError(
+                f"data.max_prompt_tokens={most}: rows that are conversations or texts have no prompts; set "
+                "data.max_prompt_tokens=null"
+            )
+        if loaded.stream is not None:
+            assert run.data.streaming is not None
+            log(f"data.train is streamed: only its first {len(loaded.train)} rows were checked")
+            if samples:
+                check.attempt(check_room, run.data.streaming, most, context, new_tokens)
+        elif most is not None or (samples and prompted):
+            check.attempt(loaded.fit_prompts, context, new_tokens if samples else None)
+        if loaded.stream is None and len(loaded.train) < run.batch.prompts:
+            log(
+                f"data.train has {len(loaded.train)} rows, fewer than batch.prompts={run.batch.prompts}: rows repeat "
+                "within a step"
+            )
+        given = self.held_out_given
+        if given is None:
+            self.fit_held_out(loaded.held_out, loaded.lengths, context, None, log)
+        mistakes = len(check.messages)
+        text_limit = check.attempt(run.data.text_limit, context, loaded.encoder.media_facts)
+        if text_limit is not None:
+            for stage in stages:
+                loaded.longest_text = None
+                if stage is not None:
+                    check.attempt(loaded.fit_texts, stage, text_limit)
+            if given is not None:
+                self.fit_held_out(loaded.held_out, loaded.lengths, context, (text_limit, given), log)
+        if len(check.messages) == mistakes:  # else mode=inspect shows the rows as they are
+            loaded.encoder.text_limit = text_limit
         if loaded.canary:
-            counts = count_prompts(loaded.lengths, loaded.canary, "reward.canary.path")
-            check_lengths("reward.canary.path", counts, model_config, self.run.rollout.max_new_tokens)
+            _, counts = fit_prompts("reward.canary.path", loaded.canary, loaded.lengths, None, log)
+            check_lengths("reward.canary.path", counts, context, new_tokens)
 
     def longest(self, loaded: Datasets) -> int | None:
         """Tokens of the longest row that a step can have; None for a stream, whose rows are not counted."""
@@ -191,7 +225,7 @@ class Job(Components):
             counts.append(
                 prompt + self.run.rollout.max_new_tokens
                 if self.environments is None
-                else min(prompt + self.environments.max_tokens, self.context)
+                else min(prompt + self.environments.max_tokens, self.policy.context)
             )
         return max(counts, default=None)
 
@@ -225,7 +259,7 @@ class Job(Components):
                 world=world,
                 seed=run.seed,
                 encoder=loaded.encoder,
-                rows=loaded.rows(run, given_texts(target.factory, target.options), log.message),
+                rows=loaded.rows(run.data.streaming, given_texts(target.factory, target.options), log.message),
                 prompts=prompts,
                 columns=tuple(sorted(algorithm.reads())),
                 shuffle=run.data.shuffle,
@@ -243,31 +277,39 @@ class Job(Components):
         assert policy.optimizer_options is not None
         stages = self.build_stages(source, policy.optimizer_options)
         evaluator = self.evaluator(world, models, sampler, loaded.encoder, loaded.held_out)
-        canary = self.canary_probe(world, sampler, loaded.encoder, loaded.canary)
-        trainer = Trainer(
+        canary = CanaryProbe(
             world=world,
-            models=models,
-            balance=Balance(world, policy.work, policy.balance_unit, run.batch.balance),
-            copies=[models[role.key] for role in ROLES if role.key in models and self.starts_as_policy(role)],
+            encoder=loaded.encoder,
             sampler=sampler,
-            evaluator=evaluator if loaded.held_out and changes.evaluates else None,
-            canary=canary if loaded.canary and changes.probes else None,
-            evaluate_at_start=run.eval.at_start,
-            watched=self.metric,
-            log=log,
-            checkpoints=Checkpoints(folder, run.checkpoint, world, self.metric, log.warning, chosen),
-            stop=StopRequest(run.max_time, world.rank, raise_peer_failure, changes.last_step),
-            nonfinite=NonFinitePolicy(run.faults, changes.faults or folder, world, log),
-            trajectories=run.trajectories,
-            profiler=Profiler(run.profile.steps, folder, world, log),
-            unsaved=UnsavedMemory(self.without_state()),
-            peak_tflops=context.strategy.peak_tflops(),
-            exact=self.exact(),
-            max_unscored=self.reward.max_unscored,
-            rows=loaded.fingerprints(),
+            reward=self.reward,
+            rows=loaded.canary,
+            sampling=run.rollout,
             seed=run.seed,
         )
-        return trainer, stages
+        trained = Trained(
+            models,
+            copies=[models[role.key] for role in ROLES if role.key in models and self.starts_as_policy(role)],
+            balance=Balance(world, policy.work, policy.balance_unit, run.batch.balance),
+            sampler=sampler,
+        )
+        output = Output(
+            log,
+            Checkpoints(folder, run.checkpoint, world, self.metric, log.warning, chosen),
+            run.trajectories,
+            Profiler(run.profile.steps, folder, world, log),
+            loaded.fingerprints(),
+        )
+        watch = Watch(
+            evaluator=evaluator if loaded.held_out and changes.evaluates else None,
+            evaluates_at_start=run.eval.at_start,
+            canary=canary if loaded.canary and changes.probes else None,
+            nonfinite=NonFinitePolicy(run.faults, changes.faults or folder, world, log),
+            stop=StopRequest(run.max_time, world.rank, raise_peer_failure, changes.last_step),
+            unsaved=UnsavedMemory(self.without_state()),
+            exact=self.exact(),
+            max_unscored=self.reward.max_unscored,
+        )
+        return Trainer(trained, output, watch), stages
 
     def build_models(self, context: ModelContext, folder: Path) -> dict[str, ColumnModel]:
         """The policy, and the models beside it whose columns the algorithm reads, by their keys."""
@@ -306,13 +348,9 @@ class Job(Components):
                     source=source(self.warmup_source, run.warmup.rows, self.warmup_algorithm),
                     algorithm=self.warmup_algorithm,
                     steps=run.warmup.steps,
-                    minibatches=1,
-                    epochs=1,
                     optimizer=run.warmup.optimizer,
                     eval_every=run.warmup.eval_every,
                     stop_at=run.warmup.stop_at,
-                    sampler=POLICY,
-                    schedules=[],
                 )
             )
         stages.append(
@@ -321,11 +359,10 @@ class Job(Components):
                 source=source(self.source, run.batch.prompts, self.algorithm),
                 algorithm=self.algorithm,
                 steps=run.step_count(),
-                minibatches=run.batch.minibatches,
-                epochs=run.batch.epochs,
                 optimizer=optimizer,
                 eval_every=run.eval.every,
-                stop_at=None,
+                minibatches=run.batch.minibatches,
+                epochs=run.batch.epochs,
                 sampler=run.algorithm.sampler,
                 schedules=[*self.schedules.values()],
             )

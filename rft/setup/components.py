@@ -1,25 +1,30 @@
 """The checked parts of a run before anything is loaded, and the methods that several modes use to build them."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.base import ColumnModel, ModelContext
+from rft.actor.forward.logits import forbidden_tokens, vocabulary_size
 from rft.actor.model import add_end_tokens
 from rft.algorithm.roles import POLICY
 from rft.batch.encoded import MediaFacts
 from rft.data.base import GivenTexts
 from rft.data.encode.encoder import Encoder
+from rft.data.encode.lengths import Lengths
+from rft.data.encode.limits import check_lengths, fit_prompts, fit_texts
 from rft.data.encode.processor import MediaProcessor
+from rft.data.encode.tokenizer import check_tokenizer
+from rft.data.encode.truncation import TextLimit
 from rft.data.rows.lazy import Row, Rows, load
-from rft.data.rows.sources import FileRows, refuse_agents
+from rft.data.rows.row_checks import check_rows
+from rft.data.rows.sources import refuse_agents
 from rft.distributed import SINGLE_PROCESS, World, device_kind
 from rft.errors import Check, Checked, checks, part
 from rft.evaluation.base import EvaluationContext, Evaluator
-from rft.evaluation.canary import CanaryProbe
 from rft.evaluation.generation import GenerationEvaluator, GenerationOptions
 from rft.evaluation.loss import LossEvaluator
 from rft.redaction import redact
@@ -28,16 +33,14 @@ from rft.rollout.answerer import Answerer, SingleTurn, episode_answerer
 from rft.rollout.engine.base import Engine, EngineContext
 from rft.rollout.engine.texts import stop_tokens
 from rft.rollout.sampler import Sampler
-from rft.setup.constraints import check_forbidden, check_tokenizer
-from rft.setup.parts import Parts
-from rft.setup.row_checks import check_rows
+from rft.setup.constraints import Constraints
 from rft.setup.typed import typed_keys
 from rft.setup.unread import check_typed
 from rft.strategy.base import DTYPES, Strategy
 from rft.train.health import DTYPE
 
 
-class Components(Parts):
+class Components(Constraints):
     """The checked parts of a run. No model and no data are loaded yet.
 
     Args:
@@ -72,11 +75,6 @@ class Components(Parts):
         return ModelContext(
             POLICY, world, strategy, tokenizer, self.run.seed, media=encoder.media_facts, ends=encoder.ends
         )
-
-    @property
-    def answer_tokens(self) -> int | None:
-        """Most tokens of an answer to a held-out prompt; None if the policy scores texts and answers none."""
-        return self.run.rollout.max_new_tokens if self.grader is None else None
 
     def join(self) -> World:
         """Joins the process group."""
@@ -123,10 +121,41 @@ class Components(Parts):
             fields = ("prompt", *self.reward.fields) if self.grader is None else self.grader.fields
         loaded = {name: self.check.attempt(load, target, fields) for name, target in self.held_out.items()}
         self.check.run(self.reward.check)
-        found = {name: rows for name, rows in loaded.items() if rows is not None}
-        for rows in found.values() if self.answers else ():
+        sets = {name: rows for name, rows in loaded.items() if rows is not None}
+        for rows in sets.values() if self.answers else ():
             self.check.attempt(self.check_sampled, rows, True)
-        return found
+        return sets
+
+    def fit_held_out(
+        self,
+        sets: dict[str, Rows],
+        lengths: Lengths,
+        context: int,
+        texts: tuple[TextLimit, GivenTexts] | None,
+        log: Callable[[str], None],
+    ) -> None:
+        """Applies `data.truncation` and `data.overlong` to held-out sets; adds a message to `check` for long rows.
+
+        Args:
+            lengths: counts the tokens of rows.
+            context: most tokens of a text that the policy reads.
+            texts: the limit of given texts, and what makes them; None if the policy answers the prompts.
+            log: shows a message to the user.
+        """
+        limit = self.run.data.prompt_limit
+
+        def fit(name: str) -> None:
+            key, rows = f"data.eval.{name}", sets[name]
+            if texts is None or limit is not None:
+                rows, counts = fit_prompts(key, rows, lengths, limit, log)
+            if texts is not None:
+                rows, _ = fit_texts(key, rows, lengths, *texts, log)
+            elif self.grader is None:  # else the policy scores texts and answers none
+                check_lengths(key, counts, context, self.run.rollout.max_new_tokens)
+            sets[name] = rows
+
+        for name in list(sets):
+            self.check.attempt(fit, name)
 
     def check_sampled(self, rows: Rows, scored: bool) -> None:
         """Checks rows whose answers are sampled, and with `scored` have a reward.
@@ -142,15 +171,6 @@ class Components(Parts):
                 self.reward.check_row(row)
 
         check_rows(rows, check)
-
-    def load_canary(self) -> Rows:
-        """The canary tasks, whose rows need no response that is right; empty if there are none."""
-        options, key = self.reward.canary, "reward.canary"
-        if options.path is None or not self.facts.scores:
-            return ()
-        rows = FileRows(options.path, options.columns, None, None, key).load(["prompt", *self.reward.fields])
-        check_rows(rows, self.reward.check_row)
-        return rows
 
     def count_steps(self, rows: int) -> str:
         """Sets the number of steps that the epochs take, and checks what depends on it.
@@ -222,20 +242,22 @@ class Components(Parts):
         if self.environments is None:
             terms = self.reward.terms.values()
             return SingleTurn(encoder, sampler, [term.tool_calls for term in terms if term.tool_calls is not None])
-        return episode_answerer(self.environments, encoder, sampler, self.context)
-
-    @property
-    def context(self) -> int:
-        """Most tokens of a text that the policy reads."""
-        most: int = self.policy.model_config.get_text_config().max_position_embeddings
-        return most
+        return episode_answerer(self.environments, encoder, sampler, self.policy.context)
 
     def check_engine_model(
         self, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, processor: MediaProcessor | None
     ) -> None:
         """Checks that the engine can run the model with this config, and forbid what cannot follow."""
         self.engine.options.check_model(config)
-        check_forbidden(self.engine, config, tokenizer, None if processor is None else processor.facts)
+        engine, media = self.engine.factory, None if processor is None else processor.facts
+        most, size = engine.facts.most_forbidden, config.get_text_config().vocab_size
+        forbidden = forbidden_tokens(size, tokenizer, media)
+        if most is not None and len(forbidden) > most:
+            raise ValueError(
+                f"actor.path: {len(forbidden):,} ids of the model have no token or stand for media, and "
+                f"{engine.__name__} forbids at most {most:,}; set rollout=hf, or give the model "
+                f"{vocabulary_size(tokenizer):,} rows with resize_token_embeddings of transformers and save it"
+            )
 
     def engine_dtype(self) -> str:
         """The name of the dtype in which the engine computes."""
@@ -257,19 +279,6 @@ class Components(Parts):
             functions |= self.warmup_algorithm.functions()
         schedules = {f"the schedule {type(schedule).__name__}": schedule for schedule in self.schedules.values()}
         return functions | schedules | {f"reward.terms.{name}": term for name, term in self.reward.terms.items()}
-
-    def canary_probe(self, world: World, sampler: Sampler, encoder: Encoder, tasks: Rows) -> CanaryProbe:
-        """What answers the canary tasks."""
-        return CanaryProbe(
-            world=world,
-            encoder=encoder,
-            sampler=sampler,
-            reward=self.reward,
-            rows=tasks,
-            options=self.reward.canary,
-            sampling=self.run.rollout,
-            seed=self.run.seed,
-        )
 
     def evaluator(
         self,
@@ -318,6 +327,12 @@ class PolicyParts(Checked):
     def __init__(self, job: Components) -> None:
         super().__init__(job.check)
         self.job = job
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a text that the policy reads."""
+        most: int = self.model_config.get_text_config().max_position_embeddings
+        return most
 
     @part
     def tokenizer(self) -> PreTrainedTokenizerBase:

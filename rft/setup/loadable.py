@@ -20,6 +20,8 @@ from rft.actor.lora.stored import find_adapter
 from rft.actor.options import check_parts
 from rft.algorithm.roles import REFERENCE, ROLES, Role
 from rft.data.rows.lazy import Rows
+from rft.data.rows.row_checks import check_rows
+from rft.data.rows.sources import FileRows
 from rft.data.rows.stream import StreamedRows
 from rft.errors import Check, checks, listed, part
 from rft.registry import Target
@@ -148,7 +150,7 @@ def _check_weights(folder: Path, model: PreTrainedModel | None, where: str, head
     if not files:
         raise ValueError(f"{where}: the folder has no weights (*.safetensors); copy them there, or name another")
     expected = {} if model is None else {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    found: set[str] = set()
+    stored: set[str] = set()
     for file in files:
         try:
             shapes = _stored_shapes(file)
@@ -162,12 +164,12 @@ def _check_weights(folder: Path, model: PreTrainedModel | None, where: str, head
                     f"{where}: {name} in {file.name} has the shape {shapes[name]}, but config.json needs "
                     f"{expected[name]}; one of the two belongs to another model"
                 )
-        found |= shapes.keys()
-    if model is not None and found <= expected.keys():  # transformers renames other weights while it loads them
+        stored |= shapes.keys()
+    if model is not None and stored <= expected.keys():  # transformers renames other weights while it loads them
         tensors = model.state_dict(keep_vars=True)
-        stored = {id(tensors[name]) for name in found}  # tied weights are one tensor
+        loaded = {id(tensors[name]) for name in stored}  # tied weights are one tensor
         needed = "" if head == "lm" else inner_prefix(model)
-        lacking = [name for name, tensor in tensors.items() if id(tensor) not in stored and name.startswith(needed)]
+        lacking = [name for name, tensor in tensors.items() if id(tensor) not in loaded and name.startswith(needed)]
         if lacking:
             raise ValueError(f"{where}: the weights lack {listed(lacking)}; copy the whole model there")
 
@@ -218,7 +220,13 @@ class RunParts(PolicyParts):
 
     @part
     def canary(self) -> Rows:
-        return self.job.load_canary()
+        """The canary tasks, whose rows need no response that is right; empty if there are none."""
+        reward, key = self.job.reward, "reward.canary"
+        if reward.canary.path is None or not self.job.facts.scores:
+            return ()
+        rows = FileRows(reward.canary.path, reward.canary.columns, None, None, key).load(["prompt", *reward.fields])
+        check_rows(rows, reward.check_row)
+        return rows
 
     @checks
     def _apart(self) -> Iterator[Check]:

@@ -1,23 +1,23 @@
-"""The parts that a config names, and the checks that need neither data nor a model.
+"""The parts that a config names.
 
 `Parts` reads top to bottom: each part is an attribute made of those above it. See `rft.errors.Checked`.
 """
 
-from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from functools import partial
 from typing import Any
 
 from rft.actor.forward.backbone import ROUTER_BALANCE
 from rft.actor.init import CLASSIFIERS
-from rft.actor.options import ActorOptions, check_adapters
+from rft.actor.options import ActorOptions
 from rft.algorithm.algorithm import Algorithm
-from rft.algorithm.check import build_algorithm, check_critic_warmup, check_flow, check_reference
+from rft.algorithm.check import build_algorithm
 from rft.algorithm.roles import POLICY, REFERENCE, ROLES, Role
-from rft.data.base import CheckContext, GivenTexts, SourceFacts
+from rft.data.base import CheckContext, GivenTexts, SourceFacts, given_texts
 from rft.data.rows.mixture import Mixture
-from rft.data.rows.stream import check_stream
-from rft.errors import Check, Checked, Checks, Unmade, build_each, checks, part
+from rft.errors import Checked, Checks, Unmade, build_each, did_you_mean, part
+from rft.evaluation.base import other_name
+from rft.evaluation.options import GRADERS
 from rft.evaluation.preference import ScoreEvaluator
 from rft.imports import import_plugin
 from rft.logger.log import Sink
@@ -26,28 +26,7 @@ from rft.reward.compose import WeightedSum
 from rft.rollout.answerer import Episodes, episodes_of
 from rft.rollout.engine.base import Engine, EngineOptions
 from rft.setup.classes import actor_of, class_of, facts_of, processor_of, source_of, strategy_of
-from rft.setup.constraints import (
-    GRADERS,
-    check_batch,
-    check_engine,
-    check_environments,
-    check_epochs,
-    check_eval,
-    check_eval_sampling,
-    check_folders,
-    check_head,
-    check_media,
-    check_mixtures,
-    check_name,
-    check_profile,
-    check_stop,
-    check_time,
-    check_vote,
-    choose_metric,
-    held_out_texts,
-    metrics_of_run,
-)
-from rft.setup.schema import Run, Warmup, root_with_roles
+from rft.setup.schema import Run, root_with_roles
 from rft.strategy.base import ModelFacts
 from rft.train.schedules import SCHEDULES, Schedule
 
@@ -55,7 +34,7 @@ from rft.train.schedules import SCHEDULES, Schedule
 class Parts(Checked):
     """The parts of a run; classes are not built where that takes data or a model.
 
-    Mistakes are reported in the order of the parts and checks below.
+    Mistakes are reported in the order of the parts below.
 
     Args:
         config: the resolved config as plain containers.
@@ -118,12 +97,12 @@ class Parts(Checked):
         for key, node in {POLICY: policy, **self._nodes}.items():
             if node is None:
                 continue
-            own = Checks()
-            if (model := own.attempt(actor_of, node, key)) is not None:
+            checks = Checks()
+            if (model := checks.attempt(actor_of, node, key)) is not None:
                 made[key] = model
-                own.run(partial(model.options.errors, key))
-            self.check.messages += [text for text in own.messages if text.removeprefix(key) not in reported]
-            reported |= {text.removeprefix(key) for text in own.messages}
+                checks.run(partial(model.options.errors, key))
+            self.check.messages += [text for text in checks.messages if text.removeprefix(key) not in reported]
+            reported |= {text.removeprefix(key) for text in checks.messages}
         return made
 
     def _checked_model(self, key: str) -> Target:
@@ -145,10 +124,6 @@ class Parts(Checked):
         targets = (self.actor, *self.helpers.values())
         return {target.key: target.options for target in targets if target.factory.has_weights}
 
-    @checks
-    def _adapters(self) -> Iterator[Check]:
-        yield lambda: check_adapters(self.models)
-
     @part
     def strategy(self) -> Target:
         return strategy_of(self.run.strategy)
@@ -156,10 +131,6 @@ class Parts(Checked):
     @part
     def engine(self) -> Target:
         return class_of(self.run.rollout.engine, "rollout.engine", Engine, EngineOptions, "engine")
-
-    @checks
-    def _engine(self) -> Iterator[Check]:
-        yield lambda: check_engine(self.run.rollout, self.engine, self.actor, self.processor, self.strategy)
 
     @part
     def environments(self) -> Episodes | None:
@@ -205,70 +176,68 @@ class Parts(Checked):
 
     @part
     def given(self) -> GivenTexts | None:
-        return held_out_texts(self.run.eval, self.source, self.facts)
+        evaluation, source, facts = self.run.eval, self.source, self.facts
+        if evaluation.loss and facts.sampled != "never":
+            raise ValueError(
+                "eval.loss=true: the engine samples texts that train, so held-out rows alone have no loss; set "
+                "eval.loss=false, which scores answers to held-out prompts"
+            )
+        return given_texts(source.factory, source.options) if evaluation.loss else None
 
     @part
     def answers(self) -> bool:
         return bool(self.run.data.held_out()) and self.grader is None and self.given is None
 
-    @checks
-    def _numbers(self) -> Iterator[Check]:
-        run = self.run
-        yield lambda: check_name(run.name)
-        yield lambda: check_folders(run.output_dir, run.cache)
-        yield lambda: check_time(run.max_time)
-        yield lambda: check_batch(run.batch, run.algorithm)
-        yield lambda: check_eval(run.eval)
-        yield lambda: check_vote(run.eval, self.reward)
-        yield lambda: check_eval_sampling(run.rollout, run.eval, self.engine)
-        yield lambda: check_epochs(run.steps, run.epochs, run.data)
-        if self.if_made(lambda: run.steps) is not None:
-            yield from self.step_checks()
-
-    def step_checks(self) -> Iterator[Check]:
-        """The checks that need the number of steps. With `epochs` it is known when the rows are counted."""
-        yield lambda: check_profile(self.run.profile, self.run.step_count(), self.run.warmup)
-        yield self._check_schedules
-
-    def _check_schedules(self) -> None:
-        """Checks the schedules after `algorithm.critic_warmup`, which sets one of them."""
-        steps = self.run.step_count()
-        check_critic_warmup(self.run.algorithm, steps)
-        schedules, algorithm = self.schedules, self.algorithm
-        reads = algorithm.reads()
-        models = [role.key for role in ROLES if role.writes(reads)]
-
-        def check(name: str, schedule: Schedule) -> None:
-            schedule.check(f"algorithm.schedules.{name}", steps, models, algorithm.learners)
-
-        build_each(check, schedules)
-
     @part
     def metrics(self) -> list[str]:
-        return metrics_of_run(self.run.data, self.run.eval, self.reward, self.grader, self.given, self.algorithm)
+        """The metrics of the run's evaluations, the main one first; without held-out sets, the loss of training."""
+        sets = self.run.data.held_out()
+        numbers = self.run.eval.metrics(self.reward, self.grader, self.given, self.algorithm)
+        names = [f"eval/{name}/{number}" for name in sets for number in numbers]
+        return names or [f"loss/{self.algorithm.policy.terms[0].name}"]
 
     @part
     def metric(self) -> str:
-        return choose_metric(self.run.metric, self.metrics)
-
-    @checks
-    def _stop(self) -> Iterator[Check]:
-        yield lambda: check_stop(self.run.warmup, self.metric)
+        metric, names = self.run.metric, self.metrics
+        if metric is not None and metric not in names and other_name(metric) not in names:
+            raise ValueError(
+                f"metric={metric}: the run has no such metric{did_you_mean(metric, names)} (known: {', '.join(names)})"
+            )
+        return names[0] if metric is None else metric
 
     @part
     def model_facts(self) -> dict[str, ModelFacts]:
-        return model_facts(self.models, self.algorithm, self.run.warmup, self.processor)
-
-    @checks
-    def _strategy(self) -> Iterator[Check]:
-        yield lambda: self.strategy.options.check(self.model_facts)
+        """What the strategy needs to know of the models that the run loads into this process, by their keys."""
+        models, algorithm, warmup, media = self.models, self.algorithm, self.run.warmup, self.processor is not None
+        reads, facts = algorithm.reads(), dict[str, ModelFacts]()
+        used = {POLICY, *(role.key for role in ROLES if role.writes(reads))}
+        for key, options in models.items():
+            if key not in used:
+                continue
+            optimizers = {} if options.optimizer is None else {key: options.optimizer.name}
+            hooked: tuple[str, ...] = ()
+            if key == POLICY:
+                hooked = (ROUTER_BALANCE,) if ROUTER_BALANCE in algorithm.policy.outputs else ()
+                optimizers |= {} if warmup is None else {"warmup": warmup.optimizer.name}
+            facts[key] = ModelFacts(
+                head=options.head,
+                own_rows=options.head in CLASSIFIERS,
+                lora=options.lora is not None,
+                optimizers=optimizers,
+                hooked=hooked,
+                partly_frozen=bool(options.lora or options.frozen),
+                quantized=options.lora is not None and options.lora.quantize is not None,
+                media=media,
+                liger=options.liger,
+            )
+        return facts
 
     @part
     def check_context(self) -> CheckContext:
         prompts, group_size = self.run.batch.prompts, self.run.algorithm.group_size
-        return self._context(self.source.key, prompts, group_size, self.if_made(lambda: self.algorithm))
+        return self.context_of(self.source.key, prompts, group_size, self.if_made(lambda: self.algorithm))
 
-    def _context(self, key: str, prompts: int, group_size: int, algorithm: Algorithm | None) -> CheckContext:
+    def context_of(self, key: str, prompts: int, group_size: int, algorithm: Algorithm | None) -> CheckContext:
         """The context of `SourceOptions.check`; an unmade part is None."""
         rollout, data = self.if_made(lambda: self.run.rollout), self.if_made(lambda: self.run.data)
         environments, reward = self.if_made(lambda: self.environments), self.if_made(lambda: self.reward)
@@ -289,23 +258,12 @@ class Parts(Checked):
             shuffle=data is None or data.shuffle,
         )
 
-    @checks
-    def _training(self) -> Iterator[Check]:
-        yield lambda: self.source.options.check(self.check_context)
-        yield lambda: check_mixtures(self.held_out)
-        yield lambda: check_stream(self.run.data.streaming, self.train)
-        yield lambda: check_flow(self.algorithm, self.facts.writes, self.facts.writes_if_read)
-        yield lambda: _check_roles(self.algorithm, self.helpers)
-        yield lambda: check_reference(
-            self.algorithm, self.facts.sampled != "never", self.precompute, self.starts_as_policy(REFERENCE)
-        )
-
     def starts_as_policy(self, role: Role) -> bool:
         """True if the model of a role starts with the weights of the policy: same path or model_config."""
         if not role.follows or role.key not in self.helpers:
             return False
-        own, policy = self.helpers[role.key].options, self.actor.options
-        return (own.path, own.model_config) == (policy.path, policy.model_config)
+        model, policy = self.helpers[role.key].options, self.actor.options
+        return (model.path, model.model_config) == (policy.path, policy.model_config)
 
     @part
     def warmup_algorithm(self) -> Algorithm | None:
@@ -320,81 +278,13 @@ class Parts(Checked):
     def warmup_facts(self) -> SourceFacts | None:
         return None if self.warmup_source is None else facts_of(self.warmup_source, None)
 
-    @checks
-    def _warmup(self) -> Iterator[Check]:
-        yield self._check_warmup_source
-        yield self._check_warmup_flow
-
-    def _check_warmup_source(self) -> None:
-        source, warmup = self.warmup_source, self.run.warmup
-        if source is not None and warmup is not None:
-            algorithm = self.if_made(lambda: self.warmup_algorithm)
-            source.options.check(self._context(source.key, warmup.rows, 1, algorithm))
-
-    def _check_warmup_flow(self) -> None:
-        algorithm, facts = self.warmup_algorithm, self.warmup_facts
-        if algorithm is not None and facts is not None:
-            check_flow(algorithm, facts.writes, facts.writes_if_read)
-
     @part
     def algorithms(self) -> dict[str, Algorithm]:
         """Those of the stages, by their keys."""
         warmup = self.warmup_algorithm
         return {"algorithm": self.algorithm} | ({} if warmup is None else {"warmup": warmup})
 
-    @checks
-    def _answers(self) -> Iterator[Check]:
-        yield lambda: check_environments(
-            self.environments, self.facts, self.reward, self.algorithm, self.processor, self.run.mode
-        )
-        yield lambda: check_head(self.actor, self.engine, self.algorithms, self.facts, self.answers)
-        yield lambda: check_media(self.processor, self.engine, self.facts, self.answers)
-
     @part
     def needs(self) -> set[str]:
         facts, reward, warmup = self.facts, self.reward, self.warmup_facts
         return {*facts.fields, *(reward.fields if facts.scores else ()), *(() if warmup is None else warmup.fields)}
-
-    @checks
-    def _packages(self) -> Iterator[Check]:
-        for sink in self.if_made(lambda: self.sinks) or ():
-            yield sink.check
-
-
-def _check_roles(algorithm: Algorithm, helpers: Mapping[str, Target]) -> list[str]:
-    """A message for every model that the config lacks although its columns are read."""
-    reads = algorithm.reads()
-    missing = {role.key: role.writes(reads) for role in ROLES if role.key not in helpers and role.writes(reads)}
-    return [
-        f"{key} is missing: the algorithm reads {', '.join(columns)}; add `{key}: {{_target_: <class>, options}}`, the "
-        "model that writes it"
-        for key, columns in missing.items()
-    ]
-
-
-def model_facts(
-    models: Mapping[str, ActorOptions], algorithm: Algorithm, warmup: Warmup | None, processor: Target | None
-) -> dict[str, ModelFacts]:
-    """What the strategy needs to know of the models that the run loads into this process, by their keys."""
-    facts, used = {}, {POLICY, *(role.key for role in ROLES if role.writes(algorithm.reads()))}
-    for key, options in models.items():
-        if key not in used:
-            continue
-        optimizers = {} if options.optimizer is None else {key: options.optimizer.name}
-        hooked: tuple[str, ...] = ()
-        if key == POLICY:
-            hooked = (ROUTER_BALANCE,) if ROUTER_BALANCE in algorithm.policy.outputs else ()
-            optimizers |= {} if warmup is None else {"warmup": warmup.optimizer.name}
-        lora = options.lora
-        facts[key] = ModelFacts(
-            head=options.head,
-            own_rows=options.head in CLASSIFIERS,
-            lora=lora is not None,
-            optimizers=optimizers,
-            hooked=hooked,
-            partly_frozen=bool(lora or options.frozen),
-            quantized=lora is not None and lora.quantize is not None,
-            media=processor is not None,
-            liger=options.liger,
-        )
-    return facts

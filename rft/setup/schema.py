@@ -1,29 +1,33 @@
 """The schema of the config tree: one dataclass for each group. The comments of the yaml files explain most fields."""
 
-from dataclasses import dataclass, field, fields, make_dataclass, replace
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
-
-from transformers import PreTrainedTokenizerBase
 
 from rft.actor.optim.optimizer import Optimizer
 from rft.algorithm.options import AlgorithmOptions, options_with_roles
 from rft.algorithm.roles import ROLES
-from rft.batch.encoded import MediaFacts
-from rft.conditions import ANSWERS, GENERATION, GIVEN, SERVED_MODEL, SERVED_REWARD, ReadIf, ReadWith
-from rft.data.encode.encoder import Encoder, TrainOn
-from rft.data.encode.processor import MediaProcessor
-from rft.data.encode.truncation import Overlong, PromptLimit, TextLimit, Truncation
+from rft.conditions import SERVED_MODEL, SERVED_REWARD, ReadIf, ReadWith, unread_fields
+from rft.data.options import Data
 from rft.errors import Unmade
-from rft.ranges import NonNegativeInt, PositiveFloat, PositiveInt, SamplingTemperature, Seed, Steps, TopK, TopP
+from rft.evaluation.options import Eval
+from rft.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Seed, Steps
 from rft.remote.http_limits import ScoringLimits
 from rft.remote.server_process import is_loopback
+from rft.rollout.engine.base import Engine
 from rft.rollout.engine.sampling import Sampling
-from rft.sanitize import check_metric_name
 from rft.train.checkpoint.options import CheckpointOptions
 from rft.train.diverged import FaultOptions
 from rft.train.folder.run_folder import RESULT
 from rft.train.observation import Trajectories
+from rft.train.stop import seconds_of
+
+UNFIT = r"[/\\\x00-\x1f\ud800-\udfff]"  # in the name of a folder
+WhichCheckpoint = Literal["latest", "best"] | NonNegativeInt | None
+LONGEST_NAME = 120  # bytes; a folder's name has at most 255, and a sweep appends to it
+OF_SAMPLED_ANSWERS = ("rollout", "eval.temperature", "eval.top_p", "eval.top_k", "actor.path", "actor.model_config")
 
 
 @dataclass
@@ -34,6 +38,20 @@ class Batch:
     minibatches: PositiveInt
     epochs: PositiveInt
     balance: bool
+
+    def check(self, group_size: int) -> Iterator[str]:
+        """Checks that mini-batches divide the rows of a step."""
+        rows = self.prompts * group_size
+        if rows % self.minibatches:
+            yield (
+                f"batch.minibatches={self.minibatches} does not divide the {rows} rows of a step (batch.prompts="
+                f"{self.prompts} x algorithm.group_size={group_size}); choose a divisor"
+            )
+
+    def check_ranks(self, ranks: int) -> Iterator[str]:
+        """Checks that the prompts of a step divide over the processes."""
+        if self.prompts % ranks:
+            yield f"batch.prompts={self.prompts} does not divide over the {ranks} processes"
 
 
 @dataclass
@@ -56,114 +74,12 @@ class Dependency:
             )
 
 
-@dataclass
-class Eval:
-    """When and how held-out sets are evaluated; see `rft.evaluation.generation` and `rft.evaluation.loss`."""
-
-    every: NonNegativeInt
-    at_start: bool
-    loss: bool
-    samples: Annotated[NonNegativeInt, ReadWith(ANSWERS)]
-    temperature: Annotated[SamplingTemperature, ReadIf("samples"), ReadWith(ANSWERS)]
-    top_p: Annotated[TopP, ReadIf("samples"), ReadWith(ANSWERS)]
-    top_k: Annotated[TopK, ReadIf("samples"), ReadWith(ANSWERS)]
-    pass_k: Annotated[list[PositiveInt] | None, ReadIf("samples"), ReadWith(ANSWERS)]
-    maj_k: Annotated[list[PositiveInt], ReadWith(ANSWERS)]
-
-    def ks(self) -> list[int]:
-        """The k of pass@k; by default the powers of two up to `samples`."""
-        return [2**power for power in range(self.samples.bit_length())] if self.pass_k is None else self.pass_k
-
-    def sampling(self, rollout: Sampling) -> Sampling:
-        """How the answers are sampled: as in training, with another temperature and truncation."""
-        return replace(rollout.untruncated(self.temperature), top_p=self.top_p, top_k=self.top_k)
-
-
 @dataclass(frozen=True)
 class Rollout(Sampling):
     """How training samples, and the engine that samples."""
 
     engine: Any
     engine_args: dict[str, Any] = field(default_factory=dict)  # only the yamls of engines with arguments have this key
-
-
-@dataclass
-class Data:
-    """Rows to train on and held-out sets, and how a row becomes a prompt; see `rft.data.encode.encoder`.
-
-    Attributes:
-        name: goes into the name of the run.
-        eval: held-out sets, by name.
-    """
-
-    name: str
-    template: str
-    template_arguments: dict[str, Any]
-    system: str | None
-    tools: str | None
-    train_on: Annotated[TrainOn, ReadWith(GIVEN)]
-    max_prompt_tokens: PositiveInt | None
-    truncation: Truncation
-    max_tokens: Annotated[PositiveInt | None, ReadWith(GIVEN)]
-    overlong: Annotated[Overlong, ReadWith(GIVEN)]
-    max_response_tokens: Annotated[PositiveInt, ReadWith(GENERATION)]
-    streaming: PositiveInt | None
-    shuffle: bool
-    train: Any
-    eval: dict[str, Any] | None
-    path: str | None = None  # only the yaml of data=hub has this key, and its sets interpolate it
-
-    def __post_init__(self) -> None:
-        if self.max_prompt_tokens is None and self.truncation != "drop":
-            raise ValueError(
-                f"data.truncation={self.truncation} has no effect without a limit; set data.max_prompt_tokens, or "
-                "data.truncation=drop"
-            )
-        for name in self.held_out():
-            check_metric_name(name, f"data.eval.{name}")
-
-    def held_out(self) -> dict[str, Any]:
-        """The nodes of the held-out sets, by name."""
-        return {name: node for name, node in (self.eval or {}).items() if node is not None}
-
-    def encoder(
-        self, tokenizer: PreTrainedTokenizerBase, processor: MediaProcessor | None, scored: bool = False
-    ) -> Encoder:
-        """The encoder, which turns rows into token ids."""
-        texts = (self.template, self.system, self.tools, self.train_on, self.template_arguments)
-        return Encoder(tokenizer, *texts, self.prompt_limit, processor, scored)
-
-    @property
-    def prompt_limit(self) -> PromptLimit | None:
-        """What happens to long prompts; None if they have no limit."""
-        return None if self.max_prompt_tokens is None else PromptLimit(self.max_prompt_tokens, self.truncation)
-
-    def text_limit(self, context: int, media: MediaFacts | None) -> TextLimit:
-        """What happens to long given texts.
-
-        Args:
-            context: the model's maximal number of tokens.
-            media: what is known of the processor; None without one.
-
-        Raises:
-            ValueError: `max_tokens` is over the context.
-        """
-        if self.max_tokens is not None and self.max_tokens > context:
-            raise ValueError(
-                f"data.max_tokens={self.max_tokens} is over the model's context of {context}; lower it, or choose a "
-                "model with a longer context"
-            )
-        name = f"the model's context of {context}" if self.max_tokens is None else f"data.max_tokens={self.max_tokens}"
-        tokens = frozenset(() if media is None else media.placeholders)
-        return TextLimit(self.max_tokens or context, self.overlong, name, tokens)
-
-    def check_apart(self) -> None:
-        """Raises a ValueError if a held-out set is the training set."""
-        for name, node in self.held_out().items():
-            if node == self.train:
-                raise ValueError(
-                    f"data.train is the same as data.eval.{name}, so nothing is held out; give one of them another path"
-                )
 
 
 @dataclass
@@ -201,18 +117,25 @@ class Verify:
 class Weights:
     """Which weights a mode loads; see `rft.modes.model`."""
 
-    checkpoint: Literal["latest", "best"] | NonNegativeInt | None
+    checkpoint: WhichCheckpoint
 
 
 @dataclass
 class Evaluate:
     """What mode=evaluate scores: answers of a model, or given responses; see `rft.evaluation.responses`."""
 
-    checkpoint: Annotated[Literal["latest", "best"] | NonNegativeInt | None, ReadIf("responses", None)]
+    checkpoint: Annotated[WhichCheckpoint, ReadIf("responses", None)]
     responses: str | None
     columns: Annotated[dict[str, str | None], ReadIf("responses")]
     match: Annotated[str, ReadIf("responses")]
     unanswered: Annotated[Literal["error", "skip"], ReadIf("responses")]
+
+    def unread(self) -> dict[str, str]:
+        """The reason for every key that mode=evaluate does not read, with `responses` or without."""
+        unread = unread_fields(self, "evaluate", lambda part: "")
+        if self.responses is not None:
+            unread |= dict.fromkeys(OF_SAMPLED_ANSWERS, f"evaluate.responses={self.responses} has the answers")
+        return unread
 
 
 @dataclass
@@ -221,7 +144,7 @@ class Serve:
 
     host: str
     port: PositiveInt
-    checkpoint: Annotated[Literal["latest", "best"] | NonNegativeInt | None, ReadWith(SERVED_MODEL)]
+    checkpoint: Annotated[WhichCheckpoint, ReadWith(SERVED_MODEL)]
     count: Annotated[PositiveInt, ReadWith(SERVED_MODEL)]
     python: Annotated[str | None, ReadWith(SERVED_MODEL)]
     token: str | None
@@ -235,6 +158,13 @@ class Serve:
                 f"serve.host={self.host}: other machines reach the servers there; set serve.token=<name of an "
                 "environment variable> with the token that requests must carry, or serve.host=127.0.0.1"
             )
+
+    def unread(self, engine: type[Engine]) -> dict[str, str]:
+        """The reason for every key of `serve` that mode=serve does not read with an engine of this class."""
+        absent = {SERVED_MODEL: f"rollout.engine._target_={engine.__name__} has no servers, so reward terms are served"}
+        if engine.facts.servers:
+            absent = {SERVED_REWARD: "a model is served; rollout=hf serves reward terms"}
+        return unread_fields(self, "serve", lambda part: absent.get(part, ""))
 
 
 @dataclass
@@ -354,6 +284,57 @@ class Run:
     data: Data
     logger: dict[str, Any]
 
+    def check_name(self) -> Iterator[str]:
+        """Checks that the name of the run can be the name of a folder."""
+        name = self.name
+        if name in ("", ".", "..") or len(name.encode(errors="surrogatepass")) > LONGEST_NAME or re.search(UNFIT, name):
+            yield (
+                f"name={name!r}: a run folder has this name: choose 1 to {LONGEST_NAME} bytes without slashes; "
+                "output_dir sets where the folder is"
+            )
+
+    def check_folders(self) -> Iterator[str]:
+        """Checks that `output_dir` and `cache` name folders."""
+        output_dir, cache = self.output_dir, self.cache
+        if Path(output_dir).name in ("", "..") or "\0" in output_dir:
+            yield f"output_dir={output_dir!r}: name a folder of this run's own, such as outputs/first"
+        if cache is not None and ("\0" in cache or not cache.strip()):
+            yield f"cache={cache!r}: name a folder, or set cache=null to store no token counts"
+
+    def check_time(self) -> None:
+        """Raises a ValueError if `max_time` is no duration."""
+        if self.max_time is not None:
+            seconds_of(self.max_time)
+
+    def check_length(self) -> Iterator[str]:
+        """Checks that the run has a length, and one only."""
+        steps, epochs, streaming = self.steps, self.epochs, self.data.streaming
+        if steps is not None and epochs is not None:
+            yield f"epochs={epochs:g}: the run has the length steps={steps}; set steps=null, or epochs=null"
+        if steps is None and epochs is None:
+            yield "steps=null: the run has no length; set steps, or epochs"
+        if epochs is not None and streaming is not None:
+            yield (
+                f"epochs={epochs:g}: the rows of a stream are not counted; set steps=<number> epochs=null, or "
+                "data.streaming=null"
+            )
+
+    def check_stop(self, metric: str) -> Iterator[str]:
+        """Checks that the warm-up measures the metric that ends it early."""
+        if self.warmup is not None and self.warmup.stop_at is not None and not metric.startswith("eval/"):
+            stop_at = self.warmup.stop_at
+            yield f"warmup.stop_at={stop_at}: no held-out set of data.eval is evaluated; set warmup.stop_at=null"
+
+    def check_profile(self) -> Iterator[str]:
+        """Checks that the run has every step that is to be profiled."""
+        profiled, steps = self.profile.steps, self.step_count()
+        before = self.warmup.steps if self.warmup is not None else 0
+        if impossible := [step for step in profiled if not 1 <= step <= before + steps]:
+            yield (
+                f"profile.steps={impossible}: the steps of this run are 1 to {before + steps} (warmup.steps={before}, "
+                f"then steps={steps}); choose among them"
+            )
+
     def step_count(self) -> int:
         """The steps of the stage `train`. With `epochs` they are known when the rows are counted."""
         assert self.steps is not None, "the rows are not counted yet"
@@ -363,8 +344,8 @@ class Run:
 def root_with_roles() -> type[Run]:
     """The root with one node for every registered role; a run needs those whose columns it reads."""
     nodes = [(role.key, dict[str, Any] | None, None) for role in ROLES]
-    own = {"__getattr__": _read_missing}
-    return make_dataclass("Run", [("algorithm", options_with_roles()), *nodes], bases=(Run,), namespace=own)
+    namespace = {"__getattr__": _read_missing}
+    return make_dataclass("Run", [("algorithm", options_with_roles()), *nodes], bases=(Run,), namespace=namespace)
 
 
 def _read_missing(run: Run, name: str) -> NoReturn:

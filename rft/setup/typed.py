@@ -19,33 +19,33 @@ def typed_keys() -> dict[str, str]:
     if not HydraConfig.initialized():
         return {}
     job = HydraConfig.get()
-    found: dict[str, str] = {}
+    places: dict[str, str] = {}
     for source in job.runtime.config_sources:
         file = Path(source.path) / f"{str(job.job.config_name).removesuffix('.yaml')}.yaml"
         if source.provider == "command-line" and file.is_file():
             body = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
             assert isinstance(body, dict)
             kept = {name: value for name, value in body.items() if name not in PACKAGE_ONLY}
-            found |= dict.fromkeys(without_whole_nodes(leaves(kept, "")), str(file))
-    return found | dict.fromkeys(override_keys(typed_overrides()), "")
+            places |= dict.fromkeys(without_whole_nodes(leaves(kept, "")), str(file))
+    return places | dict.fromkeys(override_keys(typed_overrides()), "")
 
 
 def typed_overrides() -> list[str]:
     """The overrides of the command line as they were typed: `key=${oc.env:NAME}`, not with the variable's value."""
-    found = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
-    assert isinstance(found, list)
-    return list(map(str, found))
+    overrides = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    assert isinstance(overrides, list)
+    return list(map(str, overrides))
 
 
 def override_keys(overrides: Sequence[str]) -> list[str]:
     """The keys that overrides of the command line set. A group counts as the key of its node."""
-    found: list[str] = []
+    keys: list[str] = []
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         if not override.is_delete():
             key = (override.package or override.key_or_group).replace("/", ".")
             value = override.value()
-            found += leaves(value, key) if isinstance(value, dict) else [key]
-    return without_whole_nodes(found)
+            keys += leaves(value, key) if isinstance(value, dict) else [key]
+    return without_whole_nodes(keys)
 
 
 def leaves(node: object, key: str) -> Iterator[str]:

@@ -4,32 +4,18 @@ not. Options that are read and still cannot act are named at the start.
 Most options state with their type when they are read, see `rft.conditions`. Here are the facts of the run that decide.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.roles import ROLES
-from rft.conditions import (
-    ANSWERS,
-    GENERATION,
-    GIVEN,
-    SAMPLED,
-    SERVED_MODEL,
-    SERVED_REWARD,
-    Absent,
-    fields_of,
-    unread_options,
-)
-from rft.reward.call import WORKERS
-from rft.reward.compose import CanaryOptions
-from rft.rollout.engine.base import Engine
+from rft.conditions import ANSWERS, GENERATION, GIVEN, SAMPLED, Absent, unread_fields
+from rft.reward.unread import unread_reward
 from rft.setup.parts import Parts
 from rft.setup.schema import Run
 
 NO_SAMPLES = "algorithm.source samples no texts"
-COLUMN, FIELD = "column ", "field "
 # each is read by the mode of its name alone
 MODE_NODES = ("plan", "inspect", "verify", "serve", "evaluate", "generate", "chat", "replay")
-OF_SAMPLED_ANSWERS = ("rollout", "eval.temperature", "eval.top_p", "eval.top_k", "actor.path", "actor.model_config")
 TRAINING_MODES = ("train", "plan", "inspect", "doctor", "verify", "replay")  # the others only sample or score
 
 
@@ -45,9 +31,9 @@ def check_typed(typed: Mapping[str, str], parts: Parts) -> Iterator[str]:
     """
     mode, unread = parts.root.mode, unread_keys(parts)  # of all modes: an unmade part leaves out the check
     if mode == "evaluate":  # it takes the yaml file of a run, so that only the command line counts
-        unread, typed = unread_by_evaluate(parts.root), {key: place for key, place in typed.items() if not place}
+        unread, typed = parts.root.evaluate.unread(), {key: place for key, place in typed.items() if not place}
     elif mode == "serve":
-        unread = unread_serve_keys(parts)
+        unread = parts.root.serve.unread(parts.engine.factory)
     elif mode not in TRAINING_MODES:
         unread = {}
     for key, place in typed.items():
@@ -62,74 +48,30 @@ def check_typed(typed: Mapping[str, str], parts: Parts) -> Iterator[str]:
 def unread_keys(parts: Parts) -> dict[str, str]:
     """The reason for every key that a training run does not read; for a node it holds for all keys below."""
     root, facts, algorithm = parts.root, parts.facts, parts.algorithm
-    absent = _absences(parts)
-    found = unread_options(type(root.rollout), fields_of(root.rollout), "rollout", absent)
-    nodes = {"eval": root.eval, "data": root.data, "algorithm": root.algorithm, "warmup": root.warmup}
-    for name, node in nodes.items():
-        if node is not None:
-            found |= unread_options(type(node), fields_of(node), name, absent)
+    absent, reads = _absences(parts), algorithm.reads()
+    unread: dict[str, str] = {}
+    nodes = {"rollout": root.rollout, "eval": root.eval, "data": root.data, "algorithm": root.algorithm}
+    for name, node in (nodes if root.warmup is None else nodes | {"warmup": root.warmup}).items():
+        unread |= unread_fields(node, name, absent)
     for target in (parts.actor, *parts.helpers.values(), parts.engine):
-        found |= target.unread(absent)
-    fields = {parts.train.key: parts.needs}
+        unread |= target.unread(absent)
+    unread |= parts.train.unread(_absences(parts, parts.needs))
     evaluated = {"prompt", *(parts.reward.fields if parts.given is None else facts.fields)}
-    fields |= {target.key: evaluated for target in parts.held_out.values()}
-    for target in (parts.train, *parts.held_out.values()):
-        found |= target.unread(_fields_absent(fields[target.key], absent))
-    if (length := root.rollout.max_new_tokens) != root.data.max_response_tokens:
-        found["data.max_response_tokens"] = f"rollout.max_new_tokens={length} takes its place"
-    found |= {f"rollout.{name}": reason for name, reason in parts.engine.options.unread().items()}
-    found |= {f"algorithm.{name}": reason for name, reason in algorithm.unread().items()}
+    for target in parts.held_out.values():
+        unread |= target.unread(_absences(parts, evaluated))
+    unread |= root.data.unread(root.rollout.max_new_tokens)
+    unread |= {f"rollout.{name}": reason for name, reason in parts.engine.options.unread().items()}
+    unread |= {f"algorithm.{name}": reason for name, reason in algorithm.unread().items()}
     if reason := absent(GENERATION):
-        found["environment"] = reason
+        unread["environment"] = reason
     if not facts.scores and (reason := absent(ANSWERS)):
-        found["reward"] = f"{NO_SAMPLES if facts.sampled == 'never' else 'no sampled text is scored'}, and {reason}"
-    found |= unread_options(CanaryOptions, fields_of(parts.reward.canary), "reward.canary", absent)
-    if not facts.scores:
-        found["reward.canary"] = "no sampled text is scored"
-    if not (facts.scores and algorithm.reads_scores()):
-        found |= {f"reward.terms.{name}.weight": "nothing trains by the scores" for name in parts.reward.names}
-    if not parts.reward.has_models:
-        reason = "no term of the reward computes with a model of this process"
-        found |= dict.fromkeys(("reward.offload", "reward.shard"), reason)
-    if all(term.thoughts == "keep" for term in parts.reward.terms.values()):
-        reason = "no term of the reward reads an answer, or the form of a response"
-        found |= dict.fromkeys(("reward.reasoning", "reward.prompt_opens"), reason)
-    if root.environment is not None:
-        reason = "in an episode a prompt begins the first answer, and terms read the last one"
-        keys = ("reward", *(f"reward.terms.{name}" for name in parts.reward.names))
-        found |= dict.fromkeys((f"{key}.include_prefill" for key in keys), reason)
-    if not parts.reward.concurrent:
-        found["reward.call.concurrency"] = "all terms are computed in the process of the run, one call at a time"
-    for kind in WORKERS:
-        if kind not in parts.reward.workers:
-            found[f"reward.call.{kind}"] = f"no term has call.workers={kind}"
-    reads = algorithm.reads()
+        unread["reward"] = f"{NO_SAMPLES if facts.sampled == 'never' else 'no sampled text is scored'}, and {reason}"
+    episodes = root.environment is not None
+    unread |= unread_reward(parts.reward, facts.scores, algorithm.reads_scores(), episodes)
     for role in ROLES:
         if not role.writes(reads):
-            found[role.key] = f"the algorithm reads no {' or '.join(role.columns)}, so there is no such model"
-    return found
-
-
-def unread_by_evaluate(root: Run) -> dict[str, str]:
-    """The reason for every key that mode=evaluate does not read, with `evaluate.responses` or without."""
-    evaluate = root.evaluate
-    found = unread_options(type(evaluate), fields_of(evaluate), "evaluate", lambda part: "")
-    if evaluate.responses is not None:
-        found |= dict.fromkeys(OF_SAMPLED_ANSWERS, f"evaluate.responses={evaluate.responses} has the answers")
-    return found
-
-
-def unread_serve_keys(parts: Parts) -> dict[str, str]:
-    """The reason for every key of `serve` that mode=serve does not read."""
-    engine: type[Engine] = parts.engine.factory
-    served = engine.facts.servers
-    no_model = f"rollout.engine._target_={engine.__name__} has no servers, so reward terms are served"
-    absent = {
-        SERVED_MODEL: "" if served else no_model,
-        SERVED_REWARD: "a model is served; rollout=hf serves reward terms" if served else "",
-    }
-    serve = parts.root.serve
-    return unread_options(type(serve), fields_of(serve), "serve", lambda part: absent[part])
+            unread[role.key] = f"the algorithm reads no {' or '.join(role.columns)}, so there is no such model"
+    return unread
 
 
 def notices(run: Run, algorithm: Algorithm, exact: bool) -> Iterator[str]:
@@ -160,37 +102,33 @@ def notices(run: Run, algorithm: Algorithm, exact: bool) -> Iterator[str]:
         )
 
 
-def _absences(parts: Parts) -> Absent:
-    facts, warmup = parts.facts, parts.warmup_facts
+def _absences(parts: Parts, fields: Container[str] = ()) -> Absent:
+    """Says why the run lacks a part.
+
+    Args:
+        fields: those that something reads of the rows of a data set.
+    """
+    facts, reads = parts.facts, parts.algorithm.reads()
     sampled = facts.sampled != "never"
-    given = not sampled or facts.given is not None or warmup is not None
+    given = not sampled or facts.given is not None or parts.warmup_facts is not None
     answers = "there is no held-out set"
     if parts.given is not None:
         answers = "eval.loss=true, which needs no answers"
     elif parts.grader is not None:
         answers = "the policy scores texts and answers none"
-    absent = {
+    reasons = {
         SAMPLED: "" if sampled else NO_SAMPLES,
         GIVEN: "" if given else "all texts that train are sampled",
         ANSWERS: "" if parts.answers else answers,
         GENERATION: "" if sampled or parts.answers else f"{NO_SAMPLES}, and {answers}",
     }
-    reads = parts.algorithm.reads()
 
-    def reason(part: str) -> str:
-        column = part.removeprefix(COLUMN)
-        if column == part:
-            return absent.get(part, "")
-        return "" if column in reads else f"the algorithm reads no {column}"
+    def absent(part: str) -> str:
+        kind, _, name = part.partition(" ")
+        if kind == "column":
+            return "" if name in reads else f"the algorithm reads no {name}"
+        if kind == "field":
+            return "" if name in fields else f"nothing reads the field {name!r} of these rows"
+        return reasons.get(part, "")
 
-    return reason
-
-
-def _fields_absent(read: set[str], absent: Absent) -> Absent:
-    def reason(part: str) -> str:
-        field = part.removeprefix(FIELD)
-        if field == part:
-            return absent(part)
-        return "" if field in read else f"nothing reads the field {field!r} of these rows"
-
-    return reason
+    return absent

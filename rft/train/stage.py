@@ -1,6 +1,6 @@
 """A part of a run: where its batches come from, what is done with them, for how long, and in which phases."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 from rft.actor.base import ColumnModel
 from rft.actor.optim.optimizer import Optimizer
 from rft.algorithm.algorithm import Algorithm
+from rft.algorithm.roles import POLICY
 from rft.data.base import Source
 from rft.evaluation.base import measured
 from rft.logger.history import rank_key
@@ -34,9 +35,9 @@ class Stage:
     Attributes:
         name: "warmup" or "train".
         steps: at most this many.
-        minibatches, epochs: optimizer steps per batch are their product.
         optimizer: the policy's, for this stage.
         eval_every: steps between evaluations; 0 for the ends of the stage alone.
+        minibatches, epochs: optimizer steps per batch are their product.
         stop_at: ends the stage when the watched metric has reached this, or null.
         sampler: key of the model whose weights its batches are sampled with, where they are.
         schedules: which models train in a step, and what happens between steps.
@@ -46,13 +47,13 @@ class Stage:
     source: Source
     algorithm: Algorithm
     steps: int
-    minibatches: int
-    epochs: int
     optimizer: Optimizer
     eval_every: int
-    stop_at: float | None
-    sampler: str
-    schedules: list[Schedule]
+    minibatches: int = 1
+    epochs: int = 1
+    stop_at: float | None = None
+    sampler: str = POLICY
+    schedules: Sequence[Schedule] = ()
 
     @property
     def parts(self) -> dict[str, Stateful]:

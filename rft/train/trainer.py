@@ -14,96 +14,57 @@ from rft.actor.loading.export import add_to_config
 from rft.algorithm.divergence import WORST
 from rft.algorithm.roles import POLICY
 from rft.algorithm.step import MiniBatch, PreparedRows, StepContext, current_columns, prepare_batch, select_rows
-from rft.batch.balance import Balance
 from rft.batch.collate import mini_batches
 from rft.batch.columns import lengths
 from rft.batch.scores import count_unscored, is_scored
 from rft.data.fingerprint import warn_of_changed_rows
-from rft.distributed import World
 from rft.errors import at_step
-from rft.evaluation.base import Evaluator, measured, updated
-from rft.evaluation.canary import CanaryProbe
+from rft.evaluation.base import measured, updated
 from rft.logger.history import CANARY
-from rft.logger.log import RunLog
 from rft.metrics import Metrics, add_tflops, peak_gib
 from rft.rollout.engine.texts import describe_tokens
-from rft.rollout.sampler import Sampler
 from rft.stateful import Stateful, load_states, states
-from rft.train.checkpoint.checkpoints import Checkpoints
 from rft.train.checkpoint.saved_state import SavedState
-from rft.train.diverged import NonFinitePolicy, nonfinite_weight
+from rft.train.diverged import nonfinite_weight
 from rft.train.health import GAP, gap_warning, unscored_problem
 from rft.train.ledger import Ledger
-from rft.train.observation import Profiler, Trajectories, sampled_texts
+from rft.train.observation import sampled_texts
 from rft.train.precompute import precompute_columns
+from rft.train.records import Output, Trained, Watch
 from rft.train.stage import Phase, Stage
-from rft.train.stop import StopRequest
-from rft.train.unsaved import UnsavedMemory
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class Trainer:
-    """Runs stages one after another on the same actors.
+    """Runs stages one after another on the same models.
 
     Args:
-        world: the processes.
-        models: the policy and the models beside it whose columns the algorithm reads, by their keys.
-        balance: spreads work over the processes.
-        copies: the models that begin every stage as a copy of the policy.
-        sampler: samples text; the trainer publishes weights to it after every step.
-        evaluator: of the held-out sets; None if there are none.
-        canary: answers the canary tasks; None if there are none.
-        evaluate_at_start: whether the evaluator runs before the first step, too.
-        watched: the metric that `stop_at`, the best checkpoint and the result of the run look at.
-        log: where numbers go.
-        checkpoints: where states go.
-        nonfinite: what happens at an update that is not finite.
-        stop: why the run has to stop after a step, if it has to.
-        trajectories: which steps and how many rows of sampled text are kept for people.
-        profiler: traces the steps that are to be.
-        unsaved: finds what plugins remember and no checkpoint saves.
-        peak_tflops: of one device; None: not known, so no `throughput/mfu`.
-        exact: trainer and engine compute in float32 and sample without truncation, so that a gap is a mistake.
-        max_unscored: the share of a step's rows that may have no score; with more the run stops.
-        rows: a hash of each data set, by its yaml key.
-        seed: of the run.
+        trained: the models, and what they share.
+        output: what the run writes.
+        watch: what is looked at while it trains, and what stops it.
     """
 
-    world: World
-    models: dict[str, ColumnModel]
-    balance: Balance
-    copies: list[ColumnModel]
-    sampler: Sampler
-    evaluator: Evaluator | None
-    canary: CanaryProbe | None
-    evaluate_at_start: bool
-    watched: str
-    log: RunLog
-    checkpoints: Checkpoints
-    nonfinite: NonFinitePolicy
-    stop: StopRequest
-    trajectories: Trajectories
-    profiler: Profiler
-    unsaved: UnsavedMemory
-    peak_tflops: float | None
-    exact: bool
-    max_unscored: float
-    rows: dict[str, str]
-    seed: int
+    trained: Trained
+    output: Output
+    watch: Watch
 
     def __post_init__(self) -> None:
+        self.models, self.sampler = self.trained.models, self.trained.sampler
+        self.log, self.checkpoints = self.output.log, self.output.checkpoints
         self.policy = trainable(self.models[POLICY])
+        self.world = self.policy.world
         self.ledger = Ledger(self.world)
         self.stage = ""  # name of the stage that has begun last
         self.phase = Phase.ROLLOUT  # the one that has begun last
         self.step = 0  # steps done
         self.evaluated = -1  # the step after which the last evaluation ran
         self.numbers: dict[str, float] = {}
+        self.warns_of_gap = self.watch.exact
 
     @property
     def parts(self) -> dict[str, Stateful]:
         """What remembers earlier steps of the run, by its key in a checkpoint."""
-        return {"ledger": self.ledger, "faults": self.nonfinite}
+        return {"ledger": self.ledger, "faults": self.watch.nonfinite}
 
     def fit(self, stages: list[Stage]) -> dict[str, float]:
         """Trains, going on from the last checkpoint where there is one. Returns the last value of every number."""
@@ -113,7 +74,7 @@ class Trainer:
         if saved is None:
             self.check_weights()
             self.log.rewind(-1)
-            if self.evaluate_at_start and self.evaluator is not None:
+            if self.watch.evaluates_at_start and self.watch.evaluator is not None:
                 texts: list[dict[str, Any]] = []
                 self.record(stages[0].name, self.evaluate(texts), texts)
         else:
@@ -122,7 +83,7 @@ class Trainer:
                 load_states(self.parts, saved)
             self.log.rewind(self.step)
             self.log.message(f"continuing from {saved.folder}, after step {self.step}")
-            warn_of_changed_rows(saved.get("rows", {}), self.rows, self.log.warning)
+            warn_of_changed_rows(saved.get("rows", {}), self.output.rows, self.log.warning)
         for number, stage in enumerate(stages):
             if saved is not None and stage.ended(number, saved):
                 continue
@@ -134,7 +95,7 @@ class Trainer:
                     if stage.source.samples():
                         self.publish(stage, stage_step - 1)
                     self.step += 1
-                    with self.profiler.step(self.step), at_step(self.step):
+                    with self.output.profiler.step(self.step), at_step(self.step):
                         metrics, started = Metrics(), time.perf_counter()
                         self.phase = Phase.ROLLOUT
                         batch = stage.source.next(metrics)
@@ -168,7 +129,7 @@ class Trainer:
             with saved.reading():
                 load_states(stage.parts, saved)
             return int(saved["stage_step"])
-        for actor in self.copies:
+        for actor in self.trained.copies:
             actor.copy_weights_from(self.policy)
         return 0
 
@@ -184,7 +145,7 @@ class Trainer:
         """Computes the columns of models that are frozen and precomputed; see `precompute_columns`."""
         self.phase = Phase.COLUMNS
         for model in self.models.values():
-            held_out = self.evaluator.batches() if self.evaluator is not None else ()
+            held_out = self.watch.evaluator.batches() if self.watch.evaluator is not None else ()
             precompute_columns(model, stage, done, held_out, self.step_context, self.log.message)
 
     def compute_columns(self, stage: Stage, batch: TensorDict, metrics: Metrics) -> StepContext:
@@ -196,8 +157,9 @@ class Trainer:
 
     def step_context(self, stage: Stage, batch: TensorDict, metrics: Metrics) -> StepContext:
         """What the step of a stage on these rows computes with."""
-        updates, seed, temperature = stage.minibatches * stage.epochs, self.seed + self.step, stage.source.temperature
-        return StepContext(self.models, self.balance, self.world, batch, temperature, metrics, updates, seed)
+        updates, seed = stage.minibatches * stage.epochs, self.policy.context.seed + self.step
+        balance, temperature = self.trained.balance, stage.source.temperature
+        return StepContext(self.models, balance, self.world, batch, temperature, metrics, updates, seed)
 
     def update(self, stage: Stage, stage_step: int, batch: TensorDict, step: StepContext) -> None:
         """Trains on every mini-batch of every epoch. Mini-batches are cut from one permutation over all ranks."""
@@ -207,7 +169,7 @@ class Trainer:
         started = time.perf_counter()
         with metrics.timer("update"):
             for epoch in range(stage.epochs):
-                seed = self.seed + self.step * stage.epochs + epoch
+                seed = self.policy.context.seed + self.step * stage.epochs + epoch
                 for number, chosen in enumerate(mini_batches(units, stage.minibatches, seed)):
                     rows = chosen_rows[torch.isin(chosen_rows["unit"], chosen)]
                     current = current_columns(stage.algorithm, rows, epoch > 0 or number > 0, step)
@@ -217,8 +179,8 @@ class Trainer:
                         if stage.trains(key, stage_step):
                             self.minimise(self.models[key], part, prepared, step)
                             flops.append(trainable(self.models[key]).flops(prepared.rows))
-        self.nonfinite.record(metrics)
-        add_tflops(metrics, flops, time.perf_counter() - started, self.peak_tflops)
+        self.watch.nonfinite.record(metrics)
+        add_tflops(metrics, flops, time.perf_counter() - started, self.policy.context.strategy.peak_tflops())
 
     def minimise(self, model: ColumnModel, part: MiniBatch, prepared: PreparedRows, step: StepContext) -> None:
         """One optimizer step of one model; one that is not finite stops the run, is skipped, or loses rows."""
@@ -230,7 +192,7 @@ class Trainer:
                 model.context.hooks.on_retry(model)
             trainable(model).update(rows, dummy, updates[model.key], step.temperature, step.metrics)
 
-        self.nonfinite.take(self.step, model.key, step.metrics, update)
+        self.watch.nonfinite.take(self.step, model.key, step.metrics, update)
 
     def check_weights(self) -> None:
         """Raises a ValueError if a model that trains has a weight that is not finite: nothing saves or samples it."""
@@ -267,22 +229,22 @@ class Trainer:
         self, number: int, stage: Stage, stage_step: int, batch: TensorDict, metrics: Metrics, final: bool
     ) -> bool:
         """Logs the step, evaluates and saves where that is due; True where the stage, the `final` one or not, ends."""
-        last = stage_step == stage.steps
+        last, kept = stage_step == stage.steps, self.output.trajectories
         numbers = metrics.reduce(self.world.gather)
-        rows, stop = self.world.all_sum(torch.tensor([len(batch), int(self.stop.asked(self.step))])).tolist()
+        rows, stop = self.world.all_sum(torch.tensor([len(batch), int(self.watch.stop.asked(self.step))])).tolist()
         stage.algorithm.update_controllers(numbers, rows)
-        self.ledger.record(stage.name, stage.source, batch, self.nonfinite.dropped_units(POLICY, stage.epochs))
-        texts = sampled_texts(batch, self.trajectories.rows) if self.step % self.trajectories.every == 0 or last else []
+        self.ledger.record(stage.name, stage.source, batch, self.watch.nonfinite.dropped_units(POLICY, stage.epochs))
+        texts = sampled_texts(batch, kept.rows) if last or self.step % kept.every == 0 else []
         if last or (stage.eval_every > 0 and stage_step % stage.eval_every == 0):
             numbers |= self.evaluate(texts)
         rewarded = self.probe(stage, numbers, texts)
-        problem = unscored_problem(numbers, rows, self.max_unscored) or rewarded
-        done = last or stage.reached(self.watched, numbers)
+        problem = unscored_problem(numbers, rows, self.watch.max_unscored) or rewarded
+        done = last or stage.reached(self.checkpoints.watched, numbers)
         if saves := bool(done or problem or stop or self.checkpoints.due(self.step)):
             numbers |= self.checkpoints.wait_before(self.step, self.log.message)
         self.record(stage.name, numbers, texts)
-        if self.exact and GAP in numbers and not numbers.get("staleness/mean"):  # older weights explain a gap
-            self.exact = False  # one warning is enough
+        if self.warns_of_gap and GAP in numbers and not numbers.get("staleness/mean"):  # older weights explain a gap
+            self.warns_of_gap = False  # one warning is enough
             if warning := gap_warning(self.step, numbers):
                 self.log.warning(warning)
         self.log.worst_tokens(
@@ -294,35 +256,35 @@ class Trainer:
         if problem or stop or (done and final):
             self.checkpoints.end(save, problem)
         if problem or stop:
-            raise ValueError(problem) if problem else self.stop.stopped(self.step)
+            raise ValueError(problem) if problem else self.watch.stop.stopped(self.step)
         return done
 
     def evaluate(self, texts: list[dict[str, Any]]) -> dict[str, float]:
         """Numbers of all held-out sets; their answers are added to the texts."""
-        if self.evaluator is None:
+        if self.watch.evaluator is None:
             return {}
         self.phase, started = Phase.EVALUATION, time.perf_counter()
-        if self.evaluator.samples:
+        if self.watch.evaluator.samples:
             self.sampler.publish(self.step, self.policy.weights(self.sampler.gather_options), POLICY)
         with at_step(self.step):
-            numbers, answers = self.evaluator.run(self.log.progress)
+            numbers, answers = self.watch.evaluator.run(self.log.progress)
         self.evaluated = self.step
         for name, rows in answers.items():
-            texts += [{"set": f"eval/{name}", **row} for row in rows[: self.trajectories.rows]]
+            texts += [{"set": f"eval/{name}", **row} for row in rows[: self.output.trajectories.rows]]
         return numbers | {"time/eval_s": time.perf_counter() - started}
 
     def probe(self, stage: Stage, numbers: dict[str, float], texts: list[dict[str, Any]]) -> str:
         """Answers the canary tasks if that is due, adds to the numbers and texts, and says why the run must stop."""
-        if self.canary is None or not stage.source.samples() or not self.canary.due(self.step):
+        if self.watch.canary is None or not stage.source.samples() or not self.watch.canary.due(self.step):
             return ""
         self.phase = Phase.EVALUATION
         self.sampler.publish(self.step, self.policy.weights(self.sampler.gather_options), POLICY)
         with at_step(self.step):
-            result = self.canary.run(self.step, self.log.progress)
+            result = self.watch.canary.run(self.step, self.log.progress)
         if result.accuracy is not None:
             numbers[CANARY] = result.accuracy
-        texts += [{"set": "canary", **record} for record in result.texts[: self.trajectories.rows]]
-        return self.canary.problem(result)
+        texts += [{"set": "canary", **record} for record in result.texts[: self.output.trajectories.rows]]
+        return self.watch.canary.problem(result)
 
     def record(self, stage: str, numbers: dict[str, float], texts: list[dict[str, Any]]) -> None:
         """Logs the numbers and texts of a step and remembers the numbers as the last ones."""
@@ -341,12 +303,12 @@ class Trainer:
             "stage_done": done,
             "numbers": self.numbers,
             "config_entries": self.config_entries(),
-            "rows": self.rows,
+            "rows": self.output.rows,
             **states(self.parts | stage.parts),
             "actors": self.model_states(number, stage, stage_step),
         }
-        self.checkpoints.write(self.step, state, self.save_model, measured(numbers, self.watched), done)
-        for text in self.unsaved.changed():
+        self.checkpoints.write(self.step, state, self.save_model, measured(numbers, self.checkpoints.watched), done)
+        for text in self.watch.unsaved.changed():
             self.log.warning(text)
 
     def model_states(self, number: int, stage: Stage, stage_step: int) -> dict[str, dict[str, Any]]:
@@ -366,5 +328,5 @@ class Trainer:
 
     def config_entries(self) -> dict[str, float]:
         """What an evaluation after this step has measured that config.json of an export keeps."""
-        measured = self.evaluator if self.evaluated == self.step else None
+        measured = self.watch.evaluator if self.evaluated == self.step else None
         return {} if measured is None else measured.config_entries()

@@ -22,11 +22,11 @@ NEXT = 3  # the last step, behind the one that the checkpoint holds
 SIZES = (f"checkpoint.every={NEXT - 1}", "checkpoint.keep_last=9", "eval.at_start=false", "eval.every=0")
 # What each process holds for itself, and why a checkpoint does not save it.
 EXCEPT = {
-    r"^trainer\.world\.wait\.": "the collectives of this process",
-    r"^trainer\.checkpoints\._(group|writing|written|writer)$": "the checkpoints that this process writes",
-    r"^trainer\.log\.console\._stage\.": "the progress bar of this process",
+    r"\.world\.wait\.": "the collectives of this process",
+    r"^trainer\.output\.checkpoints\._(group|writing|written|writer)$": "the checkpoints that this process writes",
+    r"^trainer\.output\.log\.console\._stage\.": "the progress bar of this process",
     r"^trainer\.numbers\['time/checkpoint_wait_s'\]$": "there if a checkpoint was still being written",
-    r"^trainer\.exact$": "each process warns once",
+    r"^trainer\.warns_of_gap$": "each process warns once",
     r"^trainer\.evaluated$": "only read in the step that sets it",
     r"^trainer\.(stage|phase)$": "set in every step",
     r"\.cost(\[\d\])?$": "computed from the config of the model",

@@ -118,7 +118,7 @@ def test_state_that_is_not_saved_is_found(tiny, tmp_path, monkeypatch, plugins_f
         "stages[0].algorithm.shaping_states['running_norm'].count",
         "stages[0].algorithm.reward_control.coef",
         "stages[0].algorithm.policy.terms[1].coef.coef",
-        "trainer.nonfinite._in_a_row['actor']",
+        "trainer.watch.nonfinite._in_a_row['actor']",
         "trainer.ledger._stages['train']['trained'][0]",
     ):
         assert place in found and not excepted(place)

@@ -51,10 +51,11 @@ def silent(name, total):
 
 
 def probe(world, sampler, bound=0.2, reward=None):
+    reward = reward or reward_of(EXACT, "exact_match")
+    reward.canary = CanaryOptions("canary.jsonl", {}, 5, 4, bound)
     return CanaryProbe(
-        world=world, encoder=Encoder(), sampler=sampler, reward=reward or reward_of(EXACT, "exact_match"), rows=ROWS,
-        options=CanaryOptions("canary.jsonl", {}, 5, 4, bound), sampling=SAMPLED, seed=3,
-    )  # fmt: skip
+        world=world, encoder=Encoder(), sampler=sampler, reward=reward, rows=ROWS, sampling=SAMPLED, seed=3
+    )
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])

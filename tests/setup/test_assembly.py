@@ -19,4 +19,4 @@ def test_the_longest_row_has_the_tokens_of_a_whole_episode(tiny, overrides, behi
     job = Job(tiny(*dialogues, *overrides))
     loaded = job.load(1)
     prompt = max(loaded.lengths.prompts(loaded.train))
-    assert job.longest(loaded) == (job.context if behind is None else prompt + behind)
+    assert job.longest(loaded) == (job.policy.context if behind is None else prompt + behind)

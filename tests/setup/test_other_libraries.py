@@ -11,7 +11,7 @@ from rft.setup.other_libraries import ELSEWHERE, elsewhere
 from tests.helpers import CONFIG
 
 
-@pytest.mark.parametrize("ours", sorted({word for text in ELSEWHERE.values() for word in shlex.split(text)}))
+@pytest.mark.parametrize("ours", sorted({word for text in ELSEWHERE for word in shlex.split(text)}))
 def test_what_an_option_of_another_project_is_called_here_exists(ours):
     if ours.startswith(("torchrun", "--")):
         return

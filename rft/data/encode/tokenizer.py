@@ -5,11 +5,12 @@ in: some have no token for a character (`UnknownCharacters`), some write a blank
 """
 
 import logging
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rft.batch.encoded import EncodedText
 from rft.data.encode.parts import SHOWN
@@ -233,3 +234,19 @@ class Continuation:
             if head and whole[: len(head)] == head:
                 return whole.behind(len(head))
         return self._tokenize([rich])[0]
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig) -> None:
+    """Checks that a checkpoint restores the tokenizer that it was saved with.
+
+    For some architectures `AutoTokenizer` loads another class than the one that was saved.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        model_config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    if loaded.get_vocab() != tokenizer.get_vocab():
+        raise ValueError(
+            f"actor.model_config.model_type={model_config.model_type}: for this type transformers would load a "
+            f"{type(loaded).__name__} instead of this tokenizer; choose another type, such as qwen3 or llama"
+        )

@@ -1,7 +1,7 @@
 """Rows of several data sets, which are drawn in proportion to the weights of the data sets."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,3 +124,13 @@ class MixedStream(StreamedRows):
     def open(self, buffer: int, filters: Sequence[RowFilter], log: Callable[[str], None]) -> "MixedStream":
         parts = {name: part.open(buffer, filters, log) for name, part in self.parts.items()}
         return MixedStream(parts, self.weights)
+
+
+def check_mixtures(held_out: Mapping[str, Target]) -> Iterator[str]:
+    """Checks that only `data.train` is a mixture."""
+    for target in held_out.values():
+        if target.factory is Mixture:
+            yield (
+                f"{target.key}: an evaluation uses all rows of a set, so the weights of a mixture have no effect; give "
+                "each part of the mixture its own name under data.eval"
+            )

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from rft.actor.base import TrainableModel, trainable
 from rft.data.base import given_texts
+from rft.data.datasets import Datasets
 from rft.distributed import World
 from rft.logger.log import SilentLog
 from rft.modes.doctor.examine import Examination
@@ -15,7 +16,6 @@ from rft.modes.doctor.overriding_sampler import OverridingSampler
 from rft.modes.doctor.report import DoctorReport
 from rft.rollout.sampler import EngineSampler
 from rft.setup.assembly import Job
-from rft.setup.datasets import Datasets
 from rft.train.folder.run_folder import scratch
 
 PROMPTS = 8  # prompts of each rank, at most

@@ -12,6 +12,7 @@ from rft.actor.base import ModelContext, TrainableModel
 from rft.actor.forward.logits import vocabulary_size
 from rft.actor.init import init_without_loading, read_config
 from rft.algorithm.roles import POLICY
+from rft.data.datasets import Datasets
 from rft.data.encode.lengths import Lengths
 from rft.distributed import SINGLE_PROCESS, World, pretend
 from rft.errors import Check, checks, part
@@ -25,8 +26,6 @@ from rft.registry import Target
 from rft.reward.models.base import ModelTerm
 from rft.rollout.sampler import EngineSampler
 from rft.setup.assembly import Changes, Job
-from rft.setup.constraints import check_ranks
-from rft.setup.datasets import Datasets
 from rft.setup.loadable import check_loadable
 
 
@@ -110,7 +109,7 @@ class PlanJob(Job):
                     f"epochs={epochs:g}: with plan.prompt_tokens no rows are read and counted; set steps=<number> "
                     "epochs=null"
                 )
-            check_ranks(self.run.batch, self.ranks)
+            yield from self.run.batch.check_ranks(self.ranks)
         elif self.run.data.streaming is not None:
             yield "plan.prompt_tokens=null: the rows of a stream are not counted; set it"
 

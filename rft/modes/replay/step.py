@@ -16,13 +16,13 @@ from rft.actor.reference import REF_LOGPROBS
 from rft.algorithm.algorithm import Algorithm
 from rft.batch.columns import lengths
 from rft.batch.scores import number_or_none
+from rft.data.datasets import Datasets
 from rft.distributed import World
 from rft.errors import Stopped, at_step
 from rft.logger.log import SilentLog
 from rft.metrics import Metrics
 from rft.modes.replay.recorder import ROW, RecordedMetrics, RecordedObjective, StepRecord, StepRecorder
 from rft.setup.assembly import Changes, Job
-from rft.setup.datasets import Datasets
 from rft.train.checkpoint.checkpoints import SavedState
 from rft.train.checkpoint.names import step_of
 from rft.train.checkpoint.options import CheckpointOptions
@@ -104,7 +104,7 @@ class Replay:
             (number, stage) for number, stage in enumerate(self._stages) if not stage.ended(number, self._saved)
         )
         trainer.step, trainer.numbers = step - 1, self._saved["numbers"]
-        trainer.nonfinite.load_state_dict(self._saved["faults"])
+        trainer.watch.nonfinite.load_state_dict(self._saved["faults"])
         trainer.precompute(self._stage, None)
         self._done = trainer.begin(self._number, self._stage, self._saved)
         trainer.precompute(self._stage, self._done)

@@ -68,7 +68,7 @@ class Checkpoints:
         self.folder = run / "checkpoints"
         self._options = options
         self._world = world
-        self._watched = watched
+        self.watched = watched
         self._warn = warn
         self._source = None if chosen is None else chosen.source
         self._command = None if chosen is None else chosen.command
@@ -376,6 +376,6 @@ class Checkpoints:
                 facts[path] = read_manifest(path)
             except ValueError:
                 continue
-        kept = self._options.kept(facts, self._watched)
+        kept = self._options.kept(facts, self.watched)
         for path in facts.keys() - kept:
             remove(path)

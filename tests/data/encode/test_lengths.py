@@ -10,6 +10,7 @@ import torch
 from rft.data.base import GivenTexts
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths, count_tokens, limit_prompts
+from rft.data.encode.limits import fit_texts
 from rft.data.encode.masks import FATES, explain
 from rft.data.encode.tokenizer import characters
 from rft.data.encode.truncation import PromptLimit, TextLimit
@@ -18,7 +19,6 @@ from rft.data.given.supervised import DatasetSource, TextSource
 from rft.data.rows.mixture import Mixed
 from rft.distributed import SINGLE_PROCESS
 from rft.setup.assembly import Job
-from rft.setup.datasets import fit_texts
 from tests.data import chat_texts as chats
 from tests.data.encode.test_masks import CALLING, THINKING, TWO, tokenizer, user
 from tests.data.test_fingerprint_cache import Counting

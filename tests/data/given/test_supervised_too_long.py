@@ -9,6 +9,7 @@ from rft.batch.encoded import EncodedText
 from rft.data.base import GivenTexts
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths, limit_texts
+from rft.data.encode.limits import short_texts
 from rft.data.encode.tokenizer import characters
 from rft.data.encode.truncation import TextLimit
 from rft.data.given.pairs import LabelledSource, PairSource
@@ -20,7 +21,6 @@ from rft.distributed import SINGLE_PROCESS
 from rft.errors import Problems
 from rft.metrics import Metrics
 from rft.setup.assembly import Job
-from rft.setup.datasets import short_texts
 from tests.data import chat_texts as chats
 from tests.data.contexts import source_context
 from tests.data.encode.test_masks import said, tokenizer

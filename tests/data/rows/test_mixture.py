@@ -9,6 +9,7 @@ import torch
 from rft.batch.collate import collate
 from rft.batch.columns import fields
 from rft.data.encode.encoder import Encoder
+from rft.data.encode.limits import short_prompts
 from rft.data.encode.tokenizer import characters
 from rft.data.encode.truncation import PromptLimit
 from rft.data.given.supervised import DatasetSource
@@ -18,7 +19,6 @@ from rft.data.sampler import MixtureSampler, RowSampler, make_sampler
 from rft.errors import Problems
 from rft.metrics import Metrics
 from rft.setup.assembly import Job
-from rft.setup.datasets import short_prompts
 from rft.train.trainer import sampled_texts
 from tests.data.contexts import source_context
 

@@ -6,6 +6,7 @@ import pytest
 
 from rft.batch.columns import fields
 from rft.data.encode.encoder import Encoder
+from rft.data.encode.limits import short_prompts
 from rft.data.encode.tokenizer import characters
 from rft.data.encode.truncation import PromptLimit
 from rft.data.given.pairs import PairSource
@@ -15,7 +16,6 @@ from rft.data.rows.stream import RowStream
 from rft.data.sampler import RowSampler
 from rft.metrics import Metrics
 from rft.setup.assembly import Job
-from rft.setup.datasets import short_prompts
 from tests.data.contexts import source_context
 
 TOKENIZER = characters(alphabet="0123456789=")

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from rft.data.rows.lazy import LazyRows
+from rft.data.rows.row_checks import check_held_out, check_rows
 from rft.distributed import SINGLE_PROCESS
 from rft.setup.assembly import Job
-from rft.setup.row_checks import check_held_out, check_rows
 
 TRAIN = [{"prompt": f"{n}=", "answer": "1"} for n in range(6)]
 

@@ -24,9 +24,9 @@ def check_rows(rows: Rows, check: Callable[[Row], None]) -> None:
                 failed.append(number)
         return message, failed
 
-    found = in_chunks("checked rows", len(rows), failing)
-    others = [number for _, failed in found for number in failed][1:]
-    if message := next((message for message, _ in found if message), ""):
+    chunks = in_chunks("checked rows", len(rows), failing)
+    others = [number for _, failed in chunks for number in failed][1:]
+    if message := next((message for message, _ in chunks if message), ""):
         places = ", ".join(place(rows, number) for number in others[:PLACES])
         more = f" (other rows that fail: {len(others)}, the first at {places})" if others else ""
         raise ValueError(message + more)
@@ -50,25 +50,26 @@ def check_held_out(
     if not held_out or any(field not in row for row in train[:1] for field in fields):
         return
     digests = {name: [_digest(row, fields) for row in rows] for name, rows in held_out.items()}
-    known = {digest for found in digests.values() for digest in found}
-    own = range(world.rank, len(train), world.size)
+    all_digests = {digest for of_set in digests.values() for digest in of_set}
+    share = range(world.rank, len(train), world.size)
 
     def common(numbers: range) -> set[bytes]:
-        return known.intersection(_digest(train[number], fields) for number in own[numbers.start : numbers.stop])
+        rows = (train[number] for number in share[numbers.start : numbers.stop])
+        return all_digests.intersection(_digest(row, fields) for row in rows)
 
-    local = set[bytes]().union(*in_chunks("rows compared with held-out ones", len(own), common))
-    trained = {digest for found in world.gather(local) for digest in found}
+    local = set[bytes]().union(*in_chunks("rows compared with held-out ones", len(share), common))
+    trained = {digest for of_rank in world.gather(local) for digest in of_rank}
     compared = " and ".join(fields)
-    for name, found in digests.items():
-        count = sum(digest in trained for digest in found)
-        if found and count == len(found):
+    for name, of_set in digests.items():
+        count = sum(digest in trained for digest in of_set)
+        if of_set and count == len(of_set):
             yield (
                 f"data.eval.{name}: all of its {count} rows are in data.train (compared by {compared}), so nothing is "
                 f"held out; give one of them another path, or split the rows with rft.data.rows.split.HashSplit"
             )
         elif count:
             log(
-                f"data.eval.{name}: {count} of its {len(found)} rows are in data.train (compared by {compared}), so "
+                f"data.eval.{name}: {count} of its {len(of_set)} rows are in data.train (compared by {compared}), so "
                 "its metrics are not those of held-out rows alone; rft.data.rows.split.ExcludeRows leaves them out"
             )
 
