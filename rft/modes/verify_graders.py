@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from rft.batch.row_fields import PROMPT_OPENS
+from rft.data.row_checks import check_rows
 from rft.data.rows.lazy import PlacedRows, Row, Rows, load, place
-from rft.data.rows.row_checks import check_rows
 from rft.distributed import SINGLE_PROCESS
 from rft.logger.console import titled_table, verdict
 from rft.modes.model import display

@@ -20,7 +20,7 @@ from rft.data.datasets import Datasets
 from rft.data.encode.lengths import Lengths
 from rft.data.encode.limits import check_lengths, fit_prompts
 from rft.data.encode.media.folder import store_media
-from rft.data.rows.row_checks import check_held_out
+from rft.data.row_checks import check_held_out
 from rft.data.rows.stream import check_room
 from rft.distributed import SINGLE_PROCESS, World, raise_peer_failure
 from rft.errors import surviving

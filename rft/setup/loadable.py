@@ -19,8 +19,8 @@ from rft.actor.loading.tensor_names import inner_prefix
 from rft.actor.lora.stored import find_adapter
 from rft.actor.options import check_parts
 from rft.algorithm.roles import REFERENCE, ROLES, Role
+from rft.data.row_checks import check_rows
 from rft.data.rows.lazy import Rows
-from rft.data.rows.row_checks import check_rows
 from rft.data.rows.sources import FileRows
 from rft.data.rows.stream import StreamedRows
 from rft.errors import Check, checks, listed, part

@@ -13,7 +13,7 @@ from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths
 from rft.data.encode.tokenizer import characters
 from rft.data.processes import CHUNK, TOKENIZERS_PARALLELISM, in_chunks
-from rft.data.rows.row_checks import check_rows
+from rft.data.row_checks import check_rows
 from rft.distributed import SINGLE_PROCESS
 
 ROWS = [{"prompt": "1" * (1 + number % 9)} for number in range(2 * CHUNK + 5)]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from rft.data.row_checks import check_held_out, check_rows
 from rft.data.rows.lazy import LazyRows
-from rft.data.rows.row_checks import check_held_out, check_rows
 from rft.distributed import SINGLE_PROCESS
 from rft.setup.assembly import Job
 
