@@ -35,7 +35,7 @@ from rft.rollout.server.server_api import (
     labelled_version,
     python_path,
 )
-from rft.rollout.server.weights.sglang import Label, SGLangFolder, SGLangGroup, read_label, set_label
+from rft.rollout.server.weights.sglang import PAUSED, Label, SGLangFolder, SGLangGroup, read_label, set_label
 from rft.rollout.server.weights.transport import WeightTransport
 from rft.rollout.server.weights.version import WeightVersion
 
@@ -188,14 +188,17 @@ class SGLangApi(ServerApi):
         if weights.dtype is not None:
             check_dtype(client, weights.dtype, (await client.get("/server_info"))["dtype"])
         label = await self._known_label(client)
+        paused = label in PAUSED
         if label == Label.ASLEEP:
-            label = await self._memory(client, "resume", ["weights"], Label.WEIGHTS_ONLY)
+            await self._memory(client, "resume", ["weights"], Label.WEIGHTS_ONLY)
         await transport.load(weights, before)
+        label = await read_label(client)
         if label == Label.WEIGHTS_ONLY:
             label = await self._memory(client, "resume", ["kv_cache"], Label.LOADING)
-        if label == Label.LOADING:
+        if paused:
             await client.post("/continue_generation")
-        await set_label(client, str(weights.version))
+        if label == Label.LOADING:  # else the request that loaded the weights has set the version
+            await set_label(client, str(weights.version))
 
     async def _known_label(self, client: ServerClient) -> str:
         if (label := await read_label(client)) == Label.UNSURE:

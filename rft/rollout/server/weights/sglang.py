@@ -32,6 +32,9 @@ class Label(StrEnum):
     WEIGHTS_ONLY = "dozing"
 
 
+PAUSED = frozenset((Label.LOADING, Label.ASLEEP, Label.WEIGHTS_ONLY))  # with these a server may be paused
+
+
 async def read_label(client: ServerClient) -> str:
     """The label of a server's weights."""
     return str((await client.get("/model_info"))["weight_version"])
@@ -53,7 +56,7 @@ class SGLangFolder(WeightTransport):
     async def load(self, weights: WeightVersion, before: WeightVersion | None) -> None:
         body: dict[str, Any] = {"model_path": str(weights.folder), "load_format": "auto"}
         body |= {"abort_all_requests": True, "flush_cache": True}
-        if await read_label(self.client) not in (Label.WEIGHTS_ONLY, Label.LOADING):
+        if await read_label(self.client) not in PAUSED:
             body["weight_version"] = str(weights.version)
         answer = await self.client.post("/update_weights_from_disk", body)
         if answer["success"] is not True:
