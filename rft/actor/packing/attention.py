@@ -138,7 +138,7 @@ def padded_attention(
     Raises:
         TypeError: the model asks for something else.
     """
-    states = attend_rows(query, key, value, attention_rule(attention_mask=attention_mask, **options))
+    states = attend_rows(query, key, value, rule=attention_rule(attention_mask=attention_mask, **options))
     return states.transpose(1, 2).contiguous(), None
 
 
