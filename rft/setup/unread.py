@@ -49,10 +49,8 @@ def unread_keys(parts: Parts) -> dict[str, str]:
     """The reason for every key that a training run does not read; for a node it holds for all keys below."""
     root, facts, algorithm = parts.root, parts.facts, parts.algorithm
     absent, reads = _absences(parts), algorithm.reads()
-    unread: dict[str, str] = {}
-    nodes = {"rollout": root.rollout, "eval": root.eval, "data": root.data, "algorithm": root.algorithm}
-    for name, node in (nodes if root.warmup is None else nodes | {"warmup": root.warmup}).items():
-        unread |= unread_fields(node, name, absent)
+    whole = unread_fields(root, "", absent)
+    unread = {key: reason for key, reason in whole.items() if key.split(".")[0] not in MODE_NODES}
     for target in (parts.actor, *parts.helpers.values(), parts.engine):
         unread |= target.unread(absent)
     unread |= parts.train.unread(_absences(parts, parts.needs))

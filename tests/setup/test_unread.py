@@ -80,3 +80,11 @@ def test_an_evaluation_of_a_model_reads_no_option_of_given_responses(resolved):
 def test_options_of_canary_tasks_need_tasks_and_scores(overrides, reason, resolved):
     messages = mistakes(resolved(*overrides), {"reward.canary.every": ""})
     assert messages == ([f"reward.canary.every: this run does not read it ({reason}); take it out"] if reason else [])
+
+
+@pytest.mark.parametrize(("nonfinite", "refused"), [("stop", True), ("skip", False), ("drop_rows", False)])
+def test_a_run_that_stops_at_a_fault_reads_no_option_of_skipped_updates(nonfinite, refused, resolved):
+    keys = ["faults.max_skipped", "faults.saved_updates"]
+    messages = mistakes(resolved(f"faults.nonfinite={nonfinite}"), dict.fromkeys(keys, ""))
+    reason = "this run does not read it (faults.nonfinite=stop); take it out"
+    assert messages == ([f"{key}: {reason}" for key in keys] if refused else [])
