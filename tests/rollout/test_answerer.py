@@ -4,11 +4,12 @@ import pytest
 
 from rft.batch.columns import fields
 from rft.batch.row_fields import EPISODE_FIELD
+from rft.batch.trajectory import Finish, Segment, Trajectory
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.tokenizer import characters
 from rft.distributed import SINGLE_PROCESS
 from rft.metrics import Metrics
-from rft.rollout.answerer import RowRequests, SingleTurn
+from rft.rollout.answerer import Answerer, RowRequests, SingleTurn
 from rft.rollout.engine.base import Completion
 from rft.rollout.forced_stop import ForcedStop
 from rft.rollout.source.rollout import RolloutSource
@@ -125,3 +126,25 @@ def test_a_reward_of_tool_calls_reads_marks_that_are_special_tokens(template):
     assert [one.finish for one in announced] == [one.finish for one in found]
     [[plain]] = SingleTurn(encoder, sampler).answer(RowRequests(rows, [[0]], SAMPLING), print)
     assert plain.finish.text == 'add{"x": 4}'
+
+
+class Played(Answerer):
+    """Has two answers to each row: the episode of the second one has failed."""
+
+    def answer(self, asked, announce):
+        records = ({"failed": None}, {"failed": "deadline: step did not end"})
+        ends = [Segment([1], False)], Finish("stop", "4")
+        groups = [[Trajectory(*ends, row, episode=record) for record in records] for row in asked.rows]
+        for number, group in enumerate(groups):
+            for sample, trajectory in enumerate(group):
+                announce(number, sample, trajectory)
+        return groups
+
+
+def test_an_episode_that_failed_has_no_score():
+    reward, finished = reward_of({"exact_match": EXACT}, "exact_match"), []
+    rows = [{"prompt": "2+2=", "answer": "4"}, {"prompt": "2+3=", "answer": "5"}]
+    asked = RowRequests(rows, [[0, 1], [2, 3]], SAMPLING)
+    groups, scores = Played(None, None).answer_and_score(asked, reward.begin(), Metrics(), finished.append)
+    assert [len(group) for group in groups] == [2, 2] and finished == [1, 2, 3, 4]
+    assert str(scores.total.tolist()) == "[1.0, nan, 0.0, nan]"
