@@ -85,6 +85,7 @@ def signatures():
     for target in sorted(targets):
         module, _, name = target.rpartition(".")
         made = vars(importlib.import_module(module))[name]
+        made = getattr(made, "Options", made)
         hints = typing.get_type_hints(made.__init__ if isinstance(made, type) else made, include_extras=True)
         hints.pop("context", None)
         add(name, made, hints)

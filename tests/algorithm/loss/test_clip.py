@@ -7,9 +7,8 @@ import torch
 
 from rft.algorithm import LOSSES
 from rft.algorithm.loss.clip import ppo_clip
-from rft.algorithm.loss.nll import nll
+from rft.algorithm.loss.supervised import nll, value
 from rft.algorithm.loss.terms import drift, entropy, kl
-from rft.algorithm.loss.value import value
 from tests.helpers import batch_of
 
 F64 = torch.float64
