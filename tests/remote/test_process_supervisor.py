@@ -16,6 +16,7 @@ from rft import redaction
 from rft.remote import process_supervisor
 from rft.remote.server_process import ServerProcess
 from tests.conftest import SOON_S
+from tests.processes import alive
 
 # A process that starts a server under a supervisor, as a run does, and waits.
 STARTER = """
@@ -45,14 +46,6 @@ if sys.argv[1] == "short":
     sys.exit(7)
 time.sleep(600)
 """
-
-
-def lives(pid):
-    """Whether a process runs; one that nobody has waited for does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def await_that(condition):
@@ -108,11 +101,11 @@ def serve(tmp_path):
 )
 def test_a_server_and_its_workers_end_with_the_process_that_started_it(serve, kind, number, temporary):
     starter, pids = serve(kind)
-    assert all(map(lives, pids))
+    assert all(map(alive, pids))
     [own] = temporary.iterdir()
     assert len(list(own.iterdir())) == 2, "the server's socket and the worker's"
     os.kill(starter.pid, number)
-    await_that(lambda: not any(map(lives, pids)))
+    await_that(lambda: not any(map(alive, pids)))
     await_that(lambda: not list(temporary.iterdir()))
 
 
@@ -123,7 +116,7 @@ def test_what_a_server_leaves_behind_ends_with_it_and_its_status_is_told(tmp_pat
     process = subprocess.Popen(command, stdin=subprocess.PIPE)
     assert process.wait(SOON_S) == 7
     note = Path(f"{script}.worker")
-    await_that(lambda: not note.exists() or not lives(int(note.read_text())))
+    await_that(lambda: not note.exists() or not alive(int(note.read_text())))
 
 
 def test_what_tidies_up_after_a_server_may_come_to_its_end(tmp_path):

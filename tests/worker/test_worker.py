@@ -9,13 +9,13 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from rft.worker import worker as worker_module
 from rft.worker.worker import ForkServer, Worker, WorkerLost
 from tests.conftest import SOON_S
+from tests.processes import alive
 
 
 def prepare(value):
@@ -68,14 +68,6 @@ def lost(worker, command, deadline_s=SOON_S):
         ask(worker, command, deadline_s)
     assert worker.lost
     return found.value.reason, str(found.value)
-
-
-def alive(pid):
-    """Whether a process runs: one that has ended exists until its parent has read its status."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def test_every_worker_begins_as_the_server_has_prepared_it(server):

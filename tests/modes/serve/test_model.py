@@ -27,6 +27,7 @@ from rft.rollout.server.vllm import VLLMApi, VLLMServers
 from rft.rollout.server.weights.version import WeightVersion
 from tests.conftest import ENDS_S
 from tests.modes.serve.in_process import serve_until
+from tests.processes import alive
 from tests.rollout.server.fake_server import FakeServer
 from tests.rollout.server.scripted import load_from_folder, tied_model
 
@@ -62,14 +63,6 @@ def start(folder, *overrides):
     return subprocess.Popen(
         command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-
-
-def alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z" if Path("/proc").is_dir() else True
 
 
 def check_two_servers(lines, port, folder):

@@ -13,6 +13,7 @@ from rft.remote.http_client import RequestRefused, ServerClient
 from rft.reward.models.grade import Grade
 from rft.reward.services.judge_server import ServedJudge
 from rft.rollout.server.remote.rft_shared_memory import NAME
+from tests.processes import alive
 
 TOKEN = "RFT_T_KEY"  # the environment variable into which tests write the key of a server
 SHARED = Path("/dev/shm")
@@ -125,9 +126,5 @@ def until(true, seconds):
 
 
 def gone(processes):
-    """True where all processes have ended; one that is not fetched yet has."""
-    for number in processes:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                return False
-    return True
+    """True where all processes have ended."""
+    return not any(map(alive, processes))

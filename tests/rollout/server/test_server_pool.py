@@ -13,7 +13,8 @@ import pytest
 from rft.distributed import start
 from rft.rollout.server.vllm import VLLMApi
 from tests.conftest import SOON_S
-from tests.remote.test_process_supervisor import await_that, lives
+from tests.processes import alive
+from tests.remote.test_process_supervisor import await_that
 from tests.rollout.server import fake_server
 from tests.rollout.server.scripted import SAMPLING, Announced, current, make_engine, requests, right, said, weights
 
@@ -62,9 +63,9 @@ def test_servers_of_its_own_are_started_synced_and_ended(launch, tmp_path):
         samples.update_weights(version, weights(version).items())
         assert said(samples.generate(requests(), SAMPLING)) == right(requests(), version)
     running = [*pids(tmp_path, 0), *pids(tmp_path, 1)]
-    assert len(running) == 2 and all(map(lives, running))
+    assert len(running) == 2 and all(map(alive, running))
     samples.close()
-    assert not any(map(lives, running))
+    assert not any(map(alive, running))
     samples.close()  # again, as at the end of the process
 
 
@@ -78,7 +79,7 @@ def test_a_server_that_is_killed_in_the_middle_comes_back_with_the_current_weigh
         await_that(lambda: current(samples) == 2)
     assert any("is restarted: it ended with status 137" in message for message in caplog.messages)
     old, new = pids(tmp_path, 0)
-    assert not lives(old) and lives(new)
+    assert not alive(old) and alive(new)
     os.kill(pids(tmp_path, 1)[0], signal.SIGKILL)  # so that the new one must answer
     assert said(samples.generate(requests(), SAMPLING)) == right(requests(), 3)
 
@@ -118,7 +119,7 @@ def test_a_server_that_hangs_is_started_anew(launch, tmp_path, monkeypatch):
     await_that(lambda: process.started > begun)
     vars(samples.options.servers)["start_s"] = 20.0
     await_that(lambda: len(pids(tmp_path, 0)) == 2)
-    assert not lives(pid)
+    assert not alive(pid)
     assert said(samples.generate(requests(), SAMPLING)) == right(requests(), 1)
 
 

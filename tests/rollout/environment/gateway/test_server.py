@@ -10,6 +10,7 @@ from rft.remote.http_limits import HttpLimits
 from rft.rollout.environment.gateway import server, session
 from rft.rollout.environment.turn_template import TurnTemplate
 from tests.conftest import SOON_S
+from tests.processes import alive
 from tests.rollout.environment.gateway import agents
 from tests.rollout.environment.gateway.agents import TOOLS, ask, fetch, user
 from tests.rollout.environment.scripted import play
@@ -116,13 +117,6 @@ def test_an_agent_that_fails_has_no_score_and_ends_nothing_else(workers, tmp_pat
         while any(alive(int(pid)) for pid in pids.read_text().split()) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not any(alive(int(pid)) for pid in pids.read_text().split()), "the process that hung, and its child"
-
-
-def alive(pid):
-    try:
-        return open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 ENDED = {}
