@@ -15,8 +15,7 @@ import pytest
 from rft import redaction
 from rft.remote import process_supervisor
 from rft.remote.server_process import ServerProcess
-from tests.conftest import SOON_S
-from tests.processes import alive
+from tests.conftest import SOON_S, alive
 
 # A process that starts a server under a supervisor, as a run does, and waits.
 STARTER = """

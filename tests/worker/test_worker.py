@@ -14,8 +14,7 @@ import pytest
 
 from rft.worker import worker as worker_module
 from rft.worker.worker import ForkServer, Worker, WorkerLost
-from tests.conftest import SOON_S
-from tests.processes import alive
+from tests.conftest import SOON_S, alive
 
 
 def prepare(value):

@@ -25,9 +25,8 @@ from rft.rollout.engine.vllm import VLLMEngine
 from rft.rollout.server.sglang import SGLangApi, SGLangServers
 from rft.rollout.server.vllm import VLLMApi, VLLMServers
 from rft.rollout.server.weights.version import WeightVersion
-from tests.conftest import ENDS_S
+from tests.conftest import ENDS_S, alive
 from tests.modes.serve.in_process import serve_until
-from tests.processes import alive
 from tests.rollout.server.fake_server import FakeServer
 from tests.rollout.server.scripted import load_from_folder, tied_model
 

@@ -13,7 +13,7 @@ from rft.remote.http_client import RequestRefused, ServerClient
 from rft.reward.models.grade import Grade
 from rft.reward.services.judge_server import ServedJudge
 from rft.rollout.server.remote.rft_shared_memory import NAME
-from tests.processes import alive
+from tests.conftest import alive
 
 TOKEN = "RFT_T_KEY"  # the environment variable into which tests write the key of a server
 SHARED = Path("/dev/shm")

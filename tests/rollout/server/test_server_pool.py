@@ -12,8 +12,7 @@ import pytest
 
 from rft.distributed import start
 from rft.rollout.server.vllm import VLLMApi
-from tests.conftest import SOON_S
-from tests.processes import alive
+from tests.conftest import SOON_S, alive
 from tests.remote.test_process_supervisor import await_that
 from tests.rollout.server import fake_server
 from tests.rollout.server.scripted import SAMPLING, Announced, current, make_engine, requests, right, said, weights

@@ -9,8 +9,7 @@ import pytest
 from rft.remote.http_limits import HttpLimits
 from rft.rollout.environment.gateway import server, session
 from rft.rollout.environment.turn_template import TurnTemplate
-from tests.conftest import SOON_S
-from tests.processes import alive
+from tests.conftest import SOON_S, alive
 from tests.rollout.environment.gateway import agents
 from tests.rollout.environment.gateway.agents import TOOLS, ask, fetch, user
 from tests.rollout.environment.scripted import play
