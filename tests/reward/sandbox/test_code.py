@@ -104,6 +104,10 @@ def test_functions_of_programs(program, whole, share):
     assert whole.values([program], [{"tests": ADD}]) == [float(CALLS[program] == 1.0)]
 
 
+def test_a_program_for_another_row_may_pass_a_share_of_its_tests_alone(whole, share):
+    assert (whole.others, share.others) == ("zero", "less"), "what the certificate of a grader demands"
+
+
 def test_the_expected_values_are_not_in_the_sandbox(share):
     """A program that searches its own memory and input for the marks of the calls finds the arguments alone."""
     tests = [{"function": "find", "args": ["mark-of-an-argument"], "expected": "mark-of-the-result"}]
