@@ -2,9 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -53,12 +52,6 @@ class EventLoop:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         finally:
             self._loop.close()  # otherwise descriptors stay open until the garbage collector runs
-
-
-def call_in(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any) -> None:
-    """Has a loop call a function, from any thread; does nothing once the loop is closed."""
-    with suppress(RuntimeError):
-        loop.call_soon_threadsafe(function, *arguments)
 
 
 async def _end_tasks() -> None:

@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from rft.remote.event_loop import EventLoop, call_in
+from rft.remote.event_loop import EventLoop
 from tests.conftest import SOON_S
 
 
@@ -73,15 +73,3 @@ def test_a_closed_loop_ends_its_tasks_and_leaves_no_descriptor_to_the_garbage_co
         assert len(os.listdir("/proc/self/fd")) == before
     finally:
         gc.enable()
-
-
-def test_a_thread_calls_a_function_in_a_loop_and_nothing_happens_once_the_loop_is_closed():
-    loop, called = asyncio.new_event_loop(), []
-    thread = threading.Thread(target=call_in, args=(loop, called.append, 1))
-    thread.start()
-    thread.join(SOON_S)
-    loop.run_until_complete(asyncio.sleep(0))
-    assert called == [1]
-    loop.close()
-    call_in(loop, called.append, 2)
-    assert called == [1]

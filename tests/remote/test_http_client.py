@@ -16,7 +16,7 @@ from tests.conftest import SOON_S
 
 @pytest.fixture
 def says():
-    """A server that says these bytes to whoever comes; returns its peer and what it was told."""
+    """A server that sends these bytes to every client; returns its peer and what it was sent."""
     servers = []
 
     def listen(*answers):

@@ -1,4 +1,4 @@
-"""Shares of rows and rows without others go by content: whoever reads them, and in whatever order, gets the same."""
+"""Shares of rows and rows without others go by content: every process that reads them, in any order, gets the same."""
 
 import json
 

@@ -111,7 +111,7 @@ def test_weights_beside_the_adapters_come_again_where_they_changed(engine, walks
     engine.update_weights(2, actor.weights())
     assert off(actor, engine.generate(REQUESTS, PLAIN)) < 1e-4
     assert walks["base"] == 2
-    engine.update_weights(3, ((name, 0.5 * tensor) for name, tensor in actor.weights()))  # whole weights of whoever
+    engine.update_weights(3, ((name, 0.5 * tensor) for name, tensor in actor.weights()))  # whole weights, not adapters
     assert off(actor, engine.generate(REQUESTS, PLAIN)) > 0.1
     engine.update_weights(4, actor.weights())
     assert off(actor, engine.generate(REQUESTS, PLAIN)) < 1e-4

@@ -69,13 +69,13 @@ def test_after_every_update_a_server_samples_what_the_policy_computes(engine):
     peer = engine._servers[0].client
     asyncio.run(peer.post_raw("/v1/unload_lora_adapter", {"lora_name": engine._request_fields["model"]}))
     until(lambda: asyncio.run(engine._server_api.version(peer)) == 3, SOON_S)
-    assert off(actor, engine.generate(REQUESTS, PLAIN)) < 1e-4, "adapters that somebody took away"
+    assert off(actor, engine.generate(REQUESTS, PLAIN)) < 1e-4, "adapters that another client has unloaded"
     actor.copy_weights_from(policy(seed=1))
     redraw(actor, 4)
     engine.update_weights(4, actor.weights())
     assert off(actor, engine.generate(REQUESTS, PLAIN)) < 1e-4, "other weights beside them"
     engine.update_weights(4, [*actor.weights()])
-    assert not engine._request_fields and inodes(engine)[1] == set(), "whole weights of whoever"
+    assert not engine._request_fields and inodes(engine)[1] == set(), "whole weights, not adapters"
     assert off(actor, engine.generate(REQUESTS, PLAIN)) < 1e-4
 
 

@@ -150,7 +150,7 @@ class GroupTransport(WeightTransport):
                 raise failure
             return answer
         # A frame that an error passed through must not hold the error: the two would keep each other, and with them the
-        # shared memory, until Python's next garbage collection.
+        # shared memory, until the garbage collector runs.
         finally:
             del failure
 
