@@ -39,9 +39,10 @@ class StopRequest:
     """Why the run has to stop, if it has to: a signal, or the time limit.
 
     Within the block, the first of `SIGNALS` is recorded, and a second one ends the process at once with status 128 +
-    its number. A thread receives them, so that the second one ends a process that waits in a collective. Signals that
-    the process ignores stay ignored: SIGINT in the background of a script, SIGHUP under nohup. A closed terminal may
-    send SIGHUP more than once, which is one signal; what is printed to it is dropped.
+    its number. The main thread records the first one, so that the step that it interrupts is the last; a thread
+    receives them too, so that the second one ends a process that waits in a collective. Signals that the process
+    ignores stay ignored: SIGINT in the background of a script, SIGHUP under nohup. A closed terminal may send SIGHUP
+    more than once, which is one signal; what is printed to it is dropped.
 
     Args:
         max_time: the longest time since the program was loaded, see `seconds_of`; None for no limit.
@@ -94,19 +95,23 @@ class StopRequest:
             self._sent.close()  # the thread ends
 
     def _watch(self, received: socket.socket) -> None:
-        first = 0.0
+        first: float | None = None  # when the first signal came
         with received:
             while data := received.recv(1):
                 if data[0] not in SIGNALS:  # such as SIGCHLD
                     continue
                 if data[0] == signal.SIGHUP:
                     self._drop_terminals()
-                if self._signal is None:
-                    self._signal, first = signal.Signals(data[0]), time.monotonic()
+                if first is None:
+                    first = time.monotonic()
+                    self._record(data[0])
                 elif data[0] != signal.SIGHUP and time.monotonic() - first > SAME_S:
                     if os.isatty(1):
                         os.write(1, SHOW_CURSOR)  # the progress bar has hidden it
                     os._exit(128 + data[0])
+
+    def _record(self, number: int) -> None:
+        self._signal = self._signal or signal.Signals(number)
 
     def _drop_terminals(self) -> None:
         for descriptor in self._terminals:
@@ -116,6 +121,7 @@ class StopRequest:
     def _handle(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGTERM:
             self._raise_peer_failure()
+        self._record(number)  # the thread may not run before the step is over
         if self._rank == 0 and not self._printed:
             self._printed = True  # a stream of Python may be in use by the code that the signal interrupts
             name = signal.Signals(number).name

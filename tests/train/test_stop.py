@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import pytest
@@ -57,6 +58,18 @@ def test_the_first_signal_is_recorded_and_said(start, number):
     assert process.returncode == 0
     assert out == f"stopped by {number.name} after step 7, with a checkpoint; the same command continues the run\n"
     assert err == f"\n{number.name}: the trainer finishes the step, saves, stops; a second signal kills it\n"
+
+
+def test_the_main_thread_records_a_signal_when_no_other_thread_runs(monkeypatch, capfd):
+    """On a busy machine the thread that receives signals too may run only after the next step."""
+    late, watch = threading.Event(), StopRequest._watch
+    monkeypatch.setattr(StopRequest, "_watch", lambda *arguments: late.wait() and watch(*arguments))
+    with StopRequest(None, 0, int) as request:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert request.asked(1)
+        late.set()
+    assert str(request.stopped(1)).startswith("stopped by SIGUSR1 after step 1,")
+    assert capfd.readouterr().err.count("SIGUSR1") == 1
 
 
 @pytest.mark.parametrize(
