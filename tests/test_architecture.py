@@ -1,4 +1,4 @@
-"""The architecture: the repository keeps each rule of tests/architecture_rules.py, and each rule can be broken.
+"""The architecture: the repository keeps each rule of tests/architecture/rules.py, and each rule can be broken.
 
 `ALLOWED` lists the violations that stay, with the reason. A listed violation that no longer exists fails the test too.
 """
@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import rft
-from tests.architecture_rules import (
+from tests.architecture.parts import files_of_parts
+from tests.architecture.rules import (
     RULES,
     backends,
     calls,
     cycles,
-    files_of_parts,
     folders,
     layers,
     metaphors,

@@ -55,24 +55,25 @@ class Figures:
 
 
 def measure(root: Path, lines: Mapping[Path, int]) -> Figures:
-    """Counts by the lists of tests/architecture_rules.py of a checkout.
+    """Counts by the layers and the parts in tests/architecture/ of a checkout.
 
     Args:
         root: of the checkout.
         lines: of code, of each of its files.
     """
     sys.path.append(str(root))
-    rules = importlib.import_module("tests.architecture_rules")
-    files: dict[str, set[Path]] = rules.files_of_parts(root)
+    layers: dict[str, int] = importlib.import_module("tests.architecture.rules").LAYERS
+    table = importlib.import_module("tests.architecture.parts")
+    files: dict[str, set[Path]] = table.files_of_parts(root)
     taken = set().union(*files.values())
     rooms: Counter[str] = Counter()
     for path in lines.keys() - taken:
         room = path.relative_to(root / "rft").parts[0].removesuffix(".py")
-        rooms[room if room in rules.LAYERS else BASE] += lines[path]
-    floors = {**rules.LAYERS, BASE: -1}
+        rooms[room if room in layers else BASE] += lines[path]
+    floors = {**layers, BASE: -1}
 
     def part(name: str) -> Part:
-        floor = floors[Path(rules.PARTS[name][0]).parts[1]]
+        floor = floors[Path(table.PARTS[name][0]).parts[1]]
         inner = [other for other in files if files[other] < files[name]]
         nested = tuple(each for each in map(part, inner) if each.floor == floor)
         return Part(name, floor, sum(lines[path] for path in files[name]), nested)

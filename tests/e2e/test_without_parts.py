@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from tests.architecture_rules import files_of_parts, modules
+from tests.architecture.parts import files_of_parts
+from tests.architecture.rules import modules
 from tests.test_architecture import ROOT
 
 RUN_S = 600.0  # a run of two steps ends within it on the busiest machine

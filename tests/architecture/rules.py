@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.architecture.parts import files_of_parts
+
 # A module imports only from layers below its own, or from its own package (the folder below rft/).
 LAYERS = {
     "main": 8,
@@ -43,61 +45,6 @@ ROOT_MODULES = (
     "sanitize",
     "waits",
 )  # modules of the root that everything may import
-# What a yaml chooses, by `_target_` or by name, and can be taken out: the rest imports, composes and trains without it.
-# A part has its files and those that are built on it, so a file may be of several parts; a folder has all below it.
-PARTS = {
-    "vLLM and servers": (
-        "rft/rollout/engine/vllm*.py",
-        "rft/rollout/engine/expanded.py",
-        "rft/rollout/engine/model_folder.py",
-        "rft/rollout/server",
-        "rft/remote/load_balancer.py",
-        "rft/remote/json_values.py",
-        "rft/modes/serve",
-    ),
-    "environments": ("rft/rollout/environment",),
-    "adapters of environments": ("rft/rollout/environment/adapters",),
-    "builtin environments": ("rft/rollout/environment/builtin",),
-    "gateway": ("rft/rollout/environment/gateway",),
-    "rows of packages": (
-        "rft/data/rows/packages",
-        "rft/reward/rules/reasoning_gym.py",
-        "rft/rollout/environment/adapters/verifiers*.py",
-    ),
-    "rules": ("rft/reward/rules/*.py", "rft/reward/rules/*/"),
-    "sandbox": ("rft/reward/sandbox",),
-    "reward models": ("rft/reward/models", "rft/reward/services/judge_server.py"),
-    "reward services": ("rft/reward/services", "rft/reward/serving", "rft/modes/serve"),
-    "sources of self-play, mixed batches and curricula": (
-        "rft/rollout/source/curriculum.py",
-        "rft/rollout/source/mixed.py",
-        "rft/rollout/source/self_play.py",
-    ),
-    "tasks of images and sounds": ("rft/data/encode/tasks",),
-    "loggers of services": (
-        "rft/logger/service.py",
-        "rft/logger/mlflow.py",
-        "rft/logger/swanlab.py",
-        "rft/logger/tensorboard.py",
-        "rft/logger/trackio.py",
-        "rft/logger/wandb.py",
-    ),
-    "mode=chat": ("rft/modes/chat.py",),
-    "mode=doctor": ("rft/modes/doctor",),
-    "mode=evaluate": ("rft/modes/evaluate.py", "rft/evaluation/given.py", "rft/evaluation/responses.py"),
-    "mode=generate": ("rft/modes/generate.py",),
-    "mode=inspect": ("rft/modes/inspect.py",),
-    "mode=plan": ("rft/modes/plan",),
-    "mode=replay": ("rft/modes/replay",),
-    "mode=serve": ("rft/modes/serve",),
-    "mode=verify": ("rft/modes/verify*.py", "rft/algorithm/certificate", "rft/reward/certificate"),
-}
-# In the folder of a part, and of none: what the default run chooses, and options that every config has.
-OF_EVERY_RUN = (
-    "rft/reward/rules/__init__.py",  # registers the rules that are there
-    "rft/reward/rules/text.py",  # the rule exact_match
-    "rft/reward/sandbox/options.py",  # the node reward.call.sandbox
-)
 LINES, FILES = 400, 13
 BACKENDS = re.compile(r"vllm|sglang|fsdp", re.IGNORECASE)
 MODALITIES = re.compile(r"\b(image|audio|video|pixel)s?\b", re.IGNORECASE)
@@ -178,17 +125,6 @@ def layers(root: Path) -> Iterator[str]:
             below = to in ROOT_MODULES or (own not in ROOT_MODULES and LAYERS.get(to, 99) < LAYERS[own])
             if to != own and not below:
                 yield f"{name}: imports {other}"
-
-
-def files_of_parts(root: Path) -> dict[str, set[Path]]:
-    """The Python files of each part."""
-    kept = {root / name for name in OF_EVERY_RUN}
-    found = {}
-    for part, patterns in PARTS.items():
-        places = [place for pattern in patterns for place in root.glob(pattern)]
-        files = [[place] if place.is_file() else place.rglob("*.py") for place in places]
-        found[part] = {file for some in files for file in some} - kept
-    return found
 
 
 def parts(root: Path) -> Iterator[str]:
