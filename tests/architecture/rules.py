@@ -155,16 +155,21 @@ def cycles(root: Path) -> Iterator[str]:
             )
 
 
+def mirrored(root: Path, path: Path) -> list[Path]:
+    """What a test file tests by its name: `tests/data/test_x.py` and `test_x_what.py` the module `rft/data/x.py` or the
+    package `rft/data/x/`, and `rft/data/x_what.py` where that is there."""
+    words = path.stem.removeprefix("test_").split("_")
+    names = ["_".join(words[:count]) for count in range(1, len(words) + 1)]
+    there = root / "rft" / path.parent.relative_to(root / "tests")
+    modules = [there / f"{name}.py" for name in names]
+    packages = [there / name for name in names if (there / name / "__init__.py").exists()]
+    return [module for module in modules if module.exists()] + packages
+
+
 def mirror(root: Path) -> Iterator[str]:
-    """`tests/data/test_x.py` or `test_x_what.py` tests `rft/data/x.py`, or the package `rft/data/x/`."""
+    """A test file mirrors a module or a package, but those of whole runs and of scripts."""
     for path in sorted((root / "tests").rglob("test_*.py")):
-        folder = path.parent.relative_to(root / "tests")
-        if folder.parts[:1] in (("e2e",), ("scripts",)):
-            continue
-        words = path.stem.removeprefix("test_").split("_")
-        names = ["_".join(words[:count]) for count in range(1, len(words) + 1)]
-        there = root / "rft" / folder
-        if not any((there / f"{name}.py").exists() or (there / name / "__init__.py").exists() for name in names):
+        if path.relative_to(root / "tests").parts[0] not in ("e2e", "scripts") and not mirrored(root, path):
             yield f"{path.relative_to(root)}: mirrors no module"
 
 
@@ -202,7 +207,9 @@ def unpickles(root: Path) -> Iterator[str]:
     for top in ("rft", "scripts", "recipes"):
         for path in sorted((root / top).rglob("*.py")):
             for node in nodes_of(path):
-                called = dotted(node.func) if isinstance(node, ast.Call) else ""
+                if not isinstance(node, ast.Call):
+                    continue
+                called = dotted(node.func)
                 if re.fullmatch(r"(c?pickle|dill|cloudpickle|joblib|marshal|shelve)\.(loads?|Unpickler|open)", called):
                     yield f"{path.relative_to(root)}: {called}"
                 elif called.endswith("torch.load") and "weights_only=True" not in map(ast.unparse, node.keywords):
