@@ -163,15 +163,19 @@ def _bands(stages: Sequence[StageSpan], x: Scale, height: int) -> list[str]:
     return parts
 
 
-def _path(points: Sequence[Point], x: Scale, y: Scale) -> str:
-    commands, pen = [], "M"
+def _runs(points: Sequence[Point]) -> list[list[tuple[int, float]]]:
+    """The points between gaps."""
+    runs: list[list[tuple[int, float]]] = [[]]
     for step, value in points:
-        if value is None:
-            pen = "M"
-            continue
-        commands.append(f"{pen}{x(step)} {y(value)}")
-        pen = "L"
-    return "".join(commands)
+        if value is not None:
+            runs[-1].append((step, value))
+        elif runs[-1]:
+            runs.append([])
+    return [run for run in runs if run]
+
+
+def _path(points: Sequence[Point], x: Scale, y: Scale) -> str:
+    return "".join("M" + "L".join(f"{x(step)} {y(value)}" for step, value in run) for run in _runs(points))
 
 
 def _line(curve: Curve, index: int, hides: bool, x: Scale, y: Scale, cuts: Sequence[int]) -> list[str]:
@@ -179,24 +183,25 @@ def _line(curve: Curve, index: int, hides: bool, x: Scale, y: Scale, cuts: Seque
     color = f"k{index % COLORS}" + (" dash" if hides or index >= COLORS else "")
     points = curve.thinned
     if curve.dotted:
+        dots = [(step, value) for step, value in points if value is not None]
         parts = [f'<path class="line {color}" d="{_path(points, x, y)}"/>']
     else:
-        # a line ends with its stage, so that a jump between stages is not drawn as a slope
+        # a line ends with its stage, so that a jump between stages is not drawn as a slope; one of one point is a dot
         pieces = [[p for p in points if a < p[0] <= b] for a, b in pairwise([-math.inf, *cuts, math.inf])]
+        dots = [run[0] for piece in pieces for run in _runs(piece) if len(run) == 1]
         path = "".join(_path(piece, x, y) for piece in pieces)
         noisy = _is_noisy(points)
         parts = [f'<path class="{"raw" if noisy else "line"} {color}" d="{path}"/>']
         if noisy:
             path = "".join(_path(smooth(piece, max(3, len(piece) // 20)), x, y) for piece in pieces)
             parts.append(f'<path class="line {color}" d="{path}"/>')
-    if len(points) > MOST_DOTS:
-        return parts
-    for (step, value), error in zip(points, curve.errors, strict=False):
+    few = len(points) <= MOST_DOTS
+    for (step, value), error in zip(points, curve.errors if few else (), strict=False):
         if value is not None and error is not None:
             ends = f'x1="{x(step)}" x2="{x(step)}" y1="{y(value - error)}" y2="{y(value + error)}"'
             parts.append(f'<line class="error {color}" {ends}/>')
-    if curve.dotted or len(points) == 1:
-        parts += [f'<circle class="{color}" cx="{x(s)}" cy="{y(v)}" r="3"/>' for s, v in points if v is not None]
+    if few or not curve.dotted:
+        parts += [f'<circle class="{color}" cx="{x(step)}" cy="{y(value)}" r="3"/>' for step, value in dots]
     return parts
 
 

@@ -39,6 +39,7 @@ def test_a_curve_goes_through_its_points_and_breaks_at_a_nan() -> None:
     svg = draw("t", [Curve("a", [(0, 0.0), (5, 1.0), (6, None), (10, 0.5)])], width=156, height=138)
     # x: 0..10 over 46..146, y: 0..1 over 116..16
     assert re.search(r'<path class="line k0" d="([^"]*)"', svg)[1] == "M46.0 116.0L96.0 16.0M146.0 66.0"  # type: ignore[index]
+    assert re.findall(r"<circle .*?/>", svg) == ['<circle class="k0" cx="146.0" cy="66.0" r="3"/>'], "no line shows it"
 
 
 def test_long_ticks_have_room_at_the_left() -> None:
@@ -53,6 +54,9 @@ def test_a_line_breaks_between_stages() -> None:
     svg = draw("t", [Curve("a", [(1, 0.0), (2, 1.0), (3, 0.0), (4, 1.0)])], stages)
     assert re.search(r'<path class="line k0" d="([^"]*)"', svg)[1].count("M") == 2  # type: ignore[index]
     assert svg.count('class="band"') == 1 and ">warmup</text>" in svg and ">train</text>" in svg
+    assert "<circle" not in svg
+    svg = draw("t", [Curve("a", [(1, 0.0), (2, 1.0), (3, 0.0)])], stages)
+    assert svg.count("<circle") == 1, "the only point of its stage"
 
 
 def test_noise_is_smoothed_and_a_schedule_is_not() -> None:
