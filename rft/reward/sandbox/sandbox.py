@@ -274,7 +274,8 @@ class Spawned:
                 if len(said) < HEAD:
                     raise OSError("it ended without a verdict")
                 verdict: dict[str, Any] = json.loads(said[HEAD:])
-                if verdict["nonce"] not in (self._nonce, ""):
+                started = verdict["nonce"] != "" or verdict["status"] != "refused"
+                if started and verdict["nonce"] != self._nonce:
                     raise OSError("its verdict has another nonce")
                 return verdict
             except OSError as error:

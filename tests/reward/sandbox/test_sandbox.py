@@ -1,11 +1,14 @@
 """Programs in the sandbox: how they end, what they read and write, and layers that a machine lacks."""
 
+import json
 import logging
+import socket
 from dataclasses import replace
 
 import pytest
 
-from rft.reward.sandbox.sandbox import LAYERS, Sandbox
+from rft.reward.sandbox.isolation.messages import read_message, write_message
+from rft.reward.sandbox.sandbox import LAYERS, Sandbox, Spawned
 from tests.conftest import SOON_S
 from tests.reward.sandbox.isolated import LIMITS, none_left, options
 from tests.reward.sandbox.test_sandbox_attacks import start
@@ -47,6 +50,28 @@ ENDS = {
 def test_how_a_program_ends(program, sandbox):
     outcome = sandbox.run(program, "")
     assert (outcome.status, outcome.stdout, outcome.reason) == ENDS[program], outcome
+
+
+@pytest.mark.parametrize(
+    ("changed", "status"),
+    [
+        ({}, "ok"),
+        ({"nonce": "0" * 32}, "refused"),
+        ({"nonce": ""}, "refused"),  # which the supervisor says of a program that it has not started alone
+        ({"nonce": "", "status": "refused", "reason": "no room"}, "refused"),
+    ],
+)
+def test_a_verdict_counts_with_the_nonce_that_no_program_has(changed, status):
+    control, supervisor = socket.socketpair()
+    spawned = Spawned(control, "print(1)", LIMITS)
+    with supervisor:
+        request, nonce = (json.loads(read_message(supervisor.fileno())) for _ in range(2))
+        verdict = {"nonce": nonce, "status": "ok", "reason": "", "seconds": 0.5} | changed
+        write_message(supervisor.fileno(), json.dumps(verdict).encode())
+    assert request["program"] == "print(1)"
+    ended = spawned.end()
+    assert ended["status"] == status
+    assert ("another nonce" in ended["reason"]) == (status == "refused" and "status" not in changed)
 
 
 def test_a_traceback_is_that_of_the_program(sandbox):
