@@ -60,7 +60,7 @@ def test_the_next_checkpoint_waits_by_name_and_its_seconds_are_a_metric(saved, m
     monkeypatch.setattr(waits, "SAY_AFTER_S", 0.05)
     opened, said, save = threading.Event(), [], module.save_tensors
     monkeypatch.setattr(module, "save_tensors", lambda *given: (opened.wait(), save(*given)))
-    assert saved.wait_before(1, said.append)["time/checkpoint_wait_s"] < 0.2 and said == []
+    assert list(saved.wait_before(1, said.append)) == ["time/checkpoint_wait_s"] and said == []
     saved.write(1, {"step": 1}, save_model, None, False)
     threading.Timer(0.5, opened.set).start()
     found = saved.wait_before(2, said.append)
