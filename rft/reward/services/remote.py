@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeVar
 
 from rft.batch.row_fields import PROMPT_OPENS
@@ -161,11 +161,11 @@ async def _health(client: ServerClient) -> dict[str, Any]:
         return {"name": client.name, "terms": terms, "sum": answer["sum"], "rows": rows}
 
 
-class RemoteTerm(Term):
-    """Sends responses to servers and reads their scores.
+@dataclass(frozen=True)
+class RemoteOptions:
+    """The options of `RemoteTerm`.
 
-    Args:
-        key: supplied; the term's place in the yaml.
+    Attributes:
         addresses: of the servers, http://host:port each.
         protocol: what the servers speak, see `rft.reward.services.protocol`.
         term: with `rft`, the term of the servers; None: their sum.
@@ -175,51 +175,80 @@ class RemoteTerm(Term):
         request, score: with `mapping`, see `Mapped`; None otherwise.
         token: the name of the environment variable with the bearer token, or None.
         breaker: when a server gets no requests.
+    """
+
+    addresses: list[str]
+    protocol: Literal["rft", "openrlhf", "nemo_gym", "mapping"]
+    term: str | None
+    rows_per_request: PositiveInt
+    fields: list[str] | None
+    path: str | None
+    request: dict[str, Any] | None
+    score: str | None
+    token: str | None
+    breaker: BreakerOptions
+
+    def protocol_of(self, key: str) -> Protocol:
+        """The protocol of the servers.
+
+        Args:
+            key: of the term in the yaml.
+
+        Raises:
+            ValueError: it does not read one of the options, or lacks one; names the key.
+        """
+        name = self.protocol
+        if name != "rft" and self.term is not None:
+            raise ValueError(f"{key}.term={self.term}: only servers of protocol=rft have terms; remove it")
+        if name == "mapping":
+            if self.request is None or self.score is None:
+                missing = "request" if self.request is None else "score"
+                raise ValueError(f"{key}.{missing} is null: protocol=mapping needs it, see docs/rewards.md")
+            return Mapped(self.request, self.score)
+        for option, value in (("request", self.request), ("score", self.score)):
+            if value is not None:
+                raise ValueError(f"{key}.{option}: only protocol=mapping reads it; remove it")
+        return Rft(self.term) if name == "rft" else OpenRLHF() if name == "openrlhf" else NemoGym()
+
+
+class RemoteTerm(Term):
+    """Sends responses to servers and reads their scores.
+
+    Args:
+        key: supplied; the term's place in the yaml.
+        options: of the yaml.
 
     Raises:
         ValueError: options do not fit each other, or an address is malformed; names the key.
     """
 
+    Options = RemoteOptions
     awaits = True
 
-    def __init__(
-        self,
-        key: str,
-        addresses: list[str],
-        protocol: Literal["rft", "openrlhf", "nemo_gym", "mapping"],
-        term: str | None,
-        rows_per_request: PositiveInt,
-        fields: list[str] | None,
-        path: str | None,
-        request: dict[str, Any] | None,
-        score: str | None,
-        token: str | None,
-        breaker: BreakerOptions,
-    ) -> None:
+    def __init__(self, key: str, options: RemoteOptions) -> None:
         self._key = key
-        self._servers = Servers(key, addresses, token, breaker)
-        self._protocol = _protocol(key, protocol, term, request, score)
-        self._term = term
-        self._fields = fields
-        self._path = path or self._protocol.path or ""
+        self._options = options
+        self._servers = Servers(key, options.addresses, options.token, options.breaker)
+        self._protocol = options.protocol_of(key)
+        self._path = options.path or self._protocol.path or ""
+        fields, rows = options.fields, options.rows_per_request
         if not self._path.startswith("/"):
-            raise ValueError(f"{key}.path={path}: give the path of the requests, such as /score")
-        if self._protocol.one_row and rows_per_request != 1:
+            raise ValueError(f"{key}.path={options.path}: give the path of the requests, such as /score")
+        if self._protocol.one_row and rows != 1:
             raise ValueError(
-                f"{key}.rows_per_request={rows_per_request}: a request of protocol={protocol} has one response; set it "
-                "to 1"
+                f"{key}.rows_per_request={rows}: a request of protocol={options.protocol} has one response; set it to 1"
             )
         missing = [field for field in self._protocol.fields if fields is not None and field not in fields]
         if missing:
             raise ValueError(f"{key}.fields: the request needs the field {missing[0]!r}; add it")
-        self.rows_per_call = rows_per_request
+        self.rows_per_call = rows
         self.reads = tuple(fields) if fields is not None else self._protocol.fields
 
     def check(self) -> None:
         """Asks the servers whether they can score."""
         if isinstance(self._protocol, Rft):
-            rows = self.rows_per_call or 1
-            self._protocol.fingerprint = check_servers(self._servers, self._key, self._term, rows)
+            term, rows = self._options.term, self._options.rows_per_request
+            self._protocol.fingerprint = check_servers(self._servers, self._key, term, rows)
         else:
             self._servers.ask_all(_answers)
 
@@ -235,25 +264,10 @@ class RemoteTerm(Term):
 
     def _sent(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """The fields that are sent, and `prompt_opens` of a row that has it: the server may read the thoughts."""
-        if self._fields is None:
+        if (fields := self._options.fields) is None:
             return dict(row)
         opens = {PROMPT_OPENS: row[PROMPT_OPENS]} if PROMPT_OPENS in row else {}
-        return {field: row[field] for field in self._fields} | opens
-
-
-def _protocol(key: str, name: str, term: str | None, request: dict[str, Any] | None, score: str | None) -> Protocol:
-    """The protocol of a name; raises a ValueError for options that it does not read, or lacks."""
-    if name != "rft" and term is not None:
-        raise ValueError(f"{key}.term={term}: only servers of protocol=rft have terms; remove it")
-    if name == "mapping":
-        if request is None or score is None:
-            missing = "request" if request is None else "score"
-            raise ValueError(f"{key}.{missing} is null: protocol=mapping needs it, see docs/rewards.md")
-        return Mapped(request, score)
-    for option, value in (("request", request), ("score", score)):
-        if value is not None:
-            raise ValueError(f"{key}.{option}: only protocol=mapping reads it; remove it")
-    return Rft(term) if name == "rft" else OpenRLHF() if name == "openrlhf" else NemoGym()
+        return {field: row[field] for field in fields} | opens
 
 
 async def _answers(client: ServerClient) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from rft.remote.call_pool import BreakerOptions
 from rft.remote.http_client import RequestRefused, ServerClient
 from rft.reward.models.grade import Grade
-from rft.reward.services.judge_server import ServedJudge
+from rft.reward.services.judge_server import ServedJudge, ServedJudgeOptions
 from rft.rollout.server.remote.rft_shared_memory import NAME
 from tests.conftest import alive
 
@@ -32,7 +32,7 @@ def judges(engine, model):
     peer = engine._servers[0].client
     name = engine._loop.run(peer.get("/v1/models"))["data"][0]["id"]
     addresses, breaker = [f"http://{peer.host}:{peer.port}/v1"], BreakerOptions(failures=5, pause_s=10.0)
-    judge = ServedJudge("judge", addresses, name, question, grade, None, 1, {}, TOKEN, breaker)
+    judge = ServedJudge("judge", ServedJudgeOptions(addresses, name, question, grade, None, 1, {}, TOKEN, breaker))
     judge.check()
     said = {}
     for text in map(str, range(40)):
