@@ -4,8 +4,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from rft.algorithm.options import CorrectionOptions, Rule
 from rft.algorithm.step import StepContext, prepare_batch, prepare_mini_batch
-from rft.algorithm.token_weights.correction import CorrectionOptions, Rule
 from rft.algorithm.trajectories import Trajectories, joined_rows, trajectories_of
 from rft.batch.balance import Balance
 from rft.batch.collate import collate
