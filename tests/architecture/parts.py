@@ -24,6 +24,11 @@ PARTS = {
         "rft/rollout/environment/adapters/verifiers*.py",
     ),
     "rules": ("rft/reward/rules/*.py", "rft/reward/rules/*/"),
+    "reward functions of a file": ("rft/reward/function.py",),
+    "reward terms that wait": ("rft/reward/async_runners.py",),
+    "worker processes of rewards": ("rft/reward/workers.py",),
+    "worker processes": ("rft/worker/child_process.py", "rft/worker/worker.py"),
+    "event loop": ("rft/remote/event_loop.py",),
     "sandbox": ("rft/reward/sandbox",),
     "reward models": ("rft/reward/models", "rft/reward/services/judge_server.py"),
     "reward services": ("rft/reward/services", "rft/reward/serving", "rft/modes/serve"),
@@ -74,6 +79,16 @@ PARTS = {
     "mode=replay": ("rft/modes/replay",),
     "mode=serve": ("rft/modes/serve",),
     "mode=verify": ("rft/modes/verify*.py", "rft/algorithm/certificate", "rft/reward/certificate"),
+}
+# What else a part imports: where one of these is taken out, it is taken out, too.
+NEEDS = {
+    "vLLM and servers": ("event loop",),
+    "environments": ("event loop", "worker processes"),
+    "rows of packages": ("worker processes",),
+    "reward terms that wait": ("event loop",),
+    "worker processes of rewards": ("reward terms that wait", "worker processes"),
+    "sandbox": ("reward functions of a file", "worker processes of rewards", "worker processes"),
+    "reward services": ("reward functions of a file", "reward terms that wait"),
 }
 # In the folder of a part, and of none: what the default run chooses, and options that every config has.
 OF_EVERY_RUN = (
