@@ -89,6 +89,7 @@ NEEDS = {
     "reward terms that wait": ("event loop",),
     "worker processes of rewards": ("reward terms that wait", "worker processes"),
     "sandbox": ("reward functions of a file", "worker processes of rewards", "worker processes"),
+    "reward models": ("rules",),
     "reward services": ("reward functions of a file", "reward terms that wait"),
 }
 # In the folder of a part, and of none: what the default run chooses, and options that every config has.
