@@ -64,6 +64,7 @@ PARTS = {
     "gradient masks": ("rft/algorithm/token_weights/gradient_mask.py",),
     "corrections": ("rft/algorithm/token_weights/correction.py",),
     "shapings and selections": ("rft/algorithm/scores/selections.py", "rft/algorithm/scores/shaping.py"),
+    "stored weights": ("rft/setup/stored_weights.py",),
     "loggers of services": (
         "rft/logger/service.py",
         "rft/logger/mlflow.py",

@@ -1,7 +1,8 @@
-"""Rewards that compare the text of the response."""
+"""Rewards that compare or match the text of the response."""
 
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from rft.reward.term import REWARDS
 
@@ -40,3 +41,23 @@ def exact_match(response: str, row: Mapping[str, Any], *, strip: bool) -> float:
         strip: white space at both ends of either does not count.
     """
     return float(_whole(response, strip) == _whole(str(row["answer"]), strip))
+
+
+def bad_pattern(pattern: str) -> str | None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        return f"pattern: {pattern!r} is not a regular expression ({error})"
+    return None
+
+
+@REWARDS.register("format", thoughts="show", fault=bad_pattern)
+def format_match(response: str, row: Mapping[str, Any], *, pattern: str, match: Literal["whole", "anywhere"]) -> float:
+    """1 where the response has the form that a regular expression describes, else 0.
+
+    Args:
+        pattern: in the syntax of Python's `re`; flags go in front, as in "(?s)".
+        match: must it fit the whole response, or is one place enough.
+    """
+    found = re.fullmatch(pattern, response) if match == "whole" else re.search(pattern, response)
+    return float(found is not None)

@@ -1,36 +1,16 @@
-"""Rewards by regular expressions: the form of a response, and the verdict that it comes to."""
+"""The reward of the verdict that a response comes to, by a regular expression."""
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
-from rft.reward.rules.text import gold_text
+from rft.reward.rules.text import bad_pattern, gold_text
 from rft.reward.term import REWARDS
-
-
-def _bad_pattern(pattern: str) -> str | None:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        return f"pattern: {pattern!r} is not a regular expression ({error})"
-    return None
-
-
-@REWARDS.register("format", thoughts="show", fault=_bad_pattern)
-def format_match(response: str, row: Mapping[str, Any], *, pattern: str, match: Literal["whole", "anywhere"]) -> float:
-    """1 where the response has the form that a regular expression describes, else 0.
-
-    Args:
-        pattern: in the syntax of Python's `re`; flags go in front, as in "(?s)".
-        match: must it fit the whole response, or is one place enough.
-    """
-    found = re.fullmatch(pattern, response) if match == "whole" else re.search(pattern, response)
-    return float(found is not None)
 
 
 def bad_group(pattern: str) -> str | None:
     """The error of a pattern that needs exactly one group, or None."""
-    if (fault := _bad_pattern(pattern)) is not None:
+    if (fault := bad_pattern(pattern)) is not None:
         return fault
     return None if re.compile(pattern).groups == 1 else f"pattern: {pattern!r} needs one group, around the verdict"
 
