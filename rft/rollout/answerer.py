@@ -138,8 +138,8 @@ class SingleTurn(Answerer):
             )
             answers = [[uncut(completion) for completion in group] for group in completions]
         else:
-            phrase = forced_stop.encode(self._encoder)
-            answers = forced_stop.generate(self._sampler, requests, sampling, phrase, announce_answer)
+            interruption = forced_stop.with_encoder(self._encoder)
+            answers = interruption.generate(self._sampler, requests, sampling, announce_answer)
         return [[trajectory(number, answer) for answer in group] for number, group in enumerate(answers)]
 
 

@@ -33,6 +33,7 @@ PARTS = {
     "sandbox": ("rft/reward/sandbox",),
     "reward models": ("rft/reward/models", "rft/reward/services/judge_server.py"),
     "reward services": ("rft/reward/services", "rft/reward/serving", "rft/modes/serve"),
+    "forced stop": ("rft/rollout/interruption.py",),
     "dynamic sampling": ("rft/rollout/source/dynamic_sampling.py",),
     "sources of self-play, mixed batches and curricula": (
         "rft/rollout/source/curriculum.py",
