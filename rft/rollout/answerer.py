@@ -2,12 +2,14 @@
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from rft.algorithm.algorithm import Algorithm
 from rft.batch.scores import Scores, Scoring
 from rft.batch.trajectory import Trajectory
+from rft.data.base import SourceFacts
 from rft.data.encode.encoder import Encoder
 from rft.data.rows.lazy import Rows
 from rft.imports import import_part
@@ -19,6 +21,7 @@ from rft.rollout.engine.sampling import Sampling
 from rft.rollout.forced_stop import ForcedStop
 from rft.rollout.sampler import Sampler
 
+REWARD = "environment"  # the reward term with the environment's own reward
 ENVIRONMENTS = "rft.rollout.environment"  # a part: it is imported where the config names environments
 
 
@@ -168,6 +171,22 @@ class Episodes(ABC):
 
         Raises:
             ValueError: names the key and the cure.
+        """
+
+    @abstractmethod
+    def check_run(
+        self, algorithm: Algorithm, facts: SourceFacts, mode: str, scored: bool, media: bool, canary: bool
+    ) -> Iterator[str]:
+        """Checks that the run can answer with episodes.
+
+        Args:
+            algorithm, facts, mode: of the run, and of its source.
+            scored: the reward has the term of the environment's own reward.
+            media: the policy takes media.
+            canary: the run has canary tasks.
+
+        Yields:
+            A message for every mistake.
         """
 
 

@@ -26,6 +26,7 @@ PARTS = {
     ),
     "rules": ("rft/reward/rules/*.py", "rft/reward/rules/*/"),
     "reward functions of a file": ("rft/reward/function.py",),
+    "rewards by data source": ("rft/reward/source_routes.py",),
     "reward terms that wait": ("rft/reward/async_runners.py",),
     "worker processes of rewards": ("rft/reward/workers.py",),
     "worker processes": ("rft/worker/child_process.py", "rft/worker/worker.py"),
