@@ -49,6 +49,7 @@ PARTS = {
         "rft/algorithm/advantage/tracker.py",
         "rft/algorithm/advantage/turns.py",
     ),
+    "trajectories of several rows": ("rft/algorithm/joined_trajectories.py",),
     "policy losses": (
         "rft/algorithm/loss/clip_variants.py",
         "rft/algorithm/loss/sequence.py",
@@ -85,8 +86,8 @@ PARTS = {
     "mode=serve": ("rft/modes/serve",),
     "mode=verify": ("rft/modes/verify*.py", "rft/algorithm/certificate", "rft/reward/certificate"),
 }
-# What else a part imports: where one of these is taken out, it is taken out, too.
-NEEDS = {
+# The parts that a part imports: where one of these is taken out, it is, too.
+NEEDS: dict[str, tuple[str, ...]] = {
     "vLLM and servers": ("event loop",),
     "environments": ("event loop", "worker processes"),
     "rows of packages": ("worker processes",),
