@@ -87,8 +87,7 @@ class WeightedSum:
         accuracy: the term whose raw value is the accuracy in evaluations.
         call: options of the call of a term that does not set them, see `CallOptions`.
         max_unscored: see the attribute; with a larger share the run stops.
-        route: the terms of each data source, see `rft.reward.source_routes.SourceRoutes`; empty: every term scores
-            every row.
+        route: the terms of each data source, see `SourceRoutes`.
         offload, shard: see the attributes.
         canary: see the attribute.
         reasoning, prompt_opens, include_prefill: of terms that set no others, see `ReadingOptions`.
