@@ -14,6 +14,7 @@ PARTS = {
         "rft/remote/json_values.py",
         "rft/modes/serve",
     ),
+    "runs that sample nothing": ("rft/rollout/engine/none.py",),
     "CUDA graphs": ("rft/rollout/engine/decoding/cuda_graphs.py",),
     "environments": ("rft/rollout/environment",),
     "adapters of environments": ("rft/rollout/environment/adapters",),
