@@ -35,6 +35,7 @@ PARTS = {
     "sandbox": ("rft/reward/sandbox",),
     "reward models": ("rft/reward/models", "rft/reward/services/judge_server.py"),
     "reward services": ("rft/reward/services", "rft/reward/serving", "rft/modes/serve"),
+    "marks of tool calls": ("rft/rollout/kept_marks.py",),
     "forced stop": ("rft/rollout/interruption.py",),
     "dynamic sampling": ("rft/rollout/source/dynamic_sampling.py",),
     "sources of self-play, mixed batches and curricula": (
@@ -90,7 +91,7 @@ PARTS = {
 # The parts that a part imports: where one of these is taken out, it is, too.
 NEEDS: dict[str, tuple[str, ...]] = {
     "vLLM and servers": ("event loop",),
-    "environments": ("event loop", "worker processes"),
+    "environments": ("event loop", "marks of tool calls", "worker processes"),
     "rows of packages": ("worker processes",),
     "reward terms that wait": ("event loop",),
     "worker processes of rewards": ("reward terms that wait", "worker processes"),
