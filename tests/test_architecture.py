@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import rft
-from tests.architecture.parts import files_of_parts
+from tests.architecture.parts import NEEDS, PARTS, files_of_parts
 from tests.architecture.rules import (
     RULES,
     backends,
@@ -132,9 +132,13 @@ BROKEN = [
             "rft/reward/call.py": "def f():\n    from rft.reward.sandbox.a import C",
             "rft/reward/rules/text.py": "from rft.reward.rules import tags",
             "rft/reward/rules/tags.py": "",
+            "rft/reward/sandbox/workers/c.py": "from rft.reward import workers",
+            "rft/reward/workers.py": "",
+            "rft/reward/models/d.py": "from rft.reward import workers",
         },
         {
             "rft.reward.call: imports rft.reward.sandbox.a",
+            "rft.reward.models.d: imports rft.reward.workers",
             "rft.reward.rules.text: imports rft.reward.rules.tags",
         },
     ),
@@ -241,6 +245,10 @@ def test_a_rule_finds_what_breaks_it_and_nothing_else(rule, files, found, tmp_pa
 
 def test_every_part_has_files():
     assert [part for part, files in files_of_parts(ROOT).items() if not files] == []
+
+
+def test_a_part_needs_other_parts():
+    assert {*NEEDS, *(need for needs in NEEDS.values() for need in needs)} <= PARTS.keys()
 
 
 def test_every_rule_is_shown_to_fail():

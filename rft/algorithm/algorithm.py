@@ -11,18 +11,22 @@ from torch import Tensor
 from rft.algorithm import ADVANTAGES, AGGREGATIONS, GRADIENT_MASKS, LOSSES, SELECTIONS, SHAPINGS, AllRows, AllSum
 from rft.algorithm.divergence import kl_penalty
 from rft.algorithm.objective import Control, Objective, Term, build_control
-from rft.algorithm.options import AlgorithmOptions
+from rft.algorithm.options import AlgorithmOptions, CorrectionOptions
 from rft.algorithm.roles import ROLES
 from rft.algorithm.scores.groups import both, informative_groups
-from rft.algorithm.scores.shaping import add_turn_rewards, token_rewards
+from rft.algorithm.scores.rewards import add_turn_rewards, token_rewards
 from rft.algorithm.token_weights.aggregation import counted, unit_weights
-from rft.algorithm.token_weights.correction import Correction
+from rft.algorithm.token_weights.base import TokenCorrection
 from rft.algorithm.trajectories import joined_rows
 from rft.batch.scores import is_scored
 from rft.errors import Checks, FunctionError, spell_type
+from rft.imports import import_part
 from rft.metrics import Metrics
 from rft.registry import Plugin, Registry
 from rft.stateful import Stateful
+
+# A part, which a run with `algorithm.correction` imports: its module and its class.
+CORRECTION = ("rft.algorithm.token_weights.correction", "Correction")
 
 
 class Algorithm:
@@ -49,9 +53,9 @@ class Algorithm:
         loss = check.attempt(LOSSES.build, options.loss, f"{key}.loss")
         terms = [check.attempt(_term, name, node, f"{key}.terms.{name}") for name, node in options.terms.items()]
         mask = build(GRADIENT_MASKS, options.gradient_mask, "gradient_mask")
-        self.correction: Correction | None = None
+        self.correction: TokenCorrection | None = None
         if options.correction is not None:
-            self.correction = check.attempt(Correction, options.correction, f"{key}.correction")
+            self.correction = check.attempt(_correction, options.correction, f"{key}.correction")
         learners = {
             role.key: check.attempt(LOSSES.build, node, f"{key}.{role.loss}")
             for role in ROLES
@@ -352,6 +356,11 @@ class Algorithm:
             remembered.load_state_dict(state["shaping"][name])
         if self.advantage_state is not None and (remembered := state.get("advantage")):
             self.advantage_state.load_state_dict(remembered)  # none in a fork of a run with another advantage
+
+
+def _correction(options: CorrectionOptions, key: str) -> TokenCorrection:
+    made: TokenCorrection = import_part(*CORRECTION, key)(options, key)
+    return made
 
 
 def _state(plugin: Plugin, key: str) -> Stateful:

@@ -167,31 +167,9 @@ def _reward_terms(algorithm: Algorithm, key: str) -> None:
 
 
 def _correction(algorithm: Algorithm, key: str) -> None:
-    correction, loss = algorithm.correction, algorithm.policy.terms[0].plugin
-    if correction is None:
-        return
-    if loss.facts.unit == "pair":
-        raise ValueError(
-            f"{key}.correction may reject one row of a pair, which {loss.name!r} needs whole; set it to null"
-        )
-    copied = algorithm.options.old_logprobs == "rollout"
-    if correction.anchor == "old" and copied:
-        raise ValueError(
-            f"{key}.correction.anchor=old compares old with rollout log-probabilities, but {key}.old_logprobs=rollout "
-            f"makes them the same; set {key}.old_logprobs=actor or {key}.correction.anchor=rollout"
-        )
-    if correction.weighs and loss.facts.unit != "token" and not loss.facts.geometric_mean:
-        raise ValueError(
-            f"{key}.correction gives every token a weight, but {loss.name!r} has a value per {loss.facts.unit}; "
-            "choose a correction that rejects (such as geo_rs) or a loss per token"
-        )
-    ratios = {"rollout_logprobs", "old_logprobs"} if correction.anchor == "rollout" else {"rollout_logprobs"}
-    if correction.by_ratio and ratios & set(loss.facts.reads):
-        raise ValueError(
-            f"{key}.correction weighs with a ratio to the rollout policy, and {loss.name!r} does so itself: it would "
-            "count twice; choose algorithm/loss=reinforce, a correction that rejects, or for a ratio to the old policy "
-            f"{key}.correction.anchor=old"
-        )
+    if algorithm.correction is not None:
+        copied = algorithm.options.old_logprobs == "rollout"
+        algorithm.correction.check(algorithm.policy.terms[0].plugin, copied, key)
 
 
 def check_critic_warmup(options: AlgorithmOptions, steps: int) -> None:

@@ -12,8 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.algorithm import CONTROLS, AllSum
-from rft.algorithm.token_weights.aggregation import weigh_logprobs
-from rft.algorithm.token_weights.correction import row_weights
+from rft.algorithm.token_weights.aggregation import row_weights, weigh_logprobs
 from rft.algorithm.trajectories import Trajectories, trajectories_of
 from rft.batch.columns import over
 from rft.errors import FunctionError, spell_type

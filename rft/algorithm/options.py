@@ -4,7 +4,6 @@ from dataclasses import dataclass, fields, make_dataclass
 from typing import Annotated, Any, Literal
 
 from rft.algorithm.roles import ROLES
-from rft.algorithm.token_weights.correction import CorrectionOptions
 from rft.conditions import SAMPLED, ReadWith
 from rft.ranges import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -33,6 +32,56 @@ class TurnRewards:
 
     discount: Fraction
     weight: float
+
+
+@dataclass
+class Rule:
+    """One rule.
+
+    Attributes:
+        metric: `ratio`: rho. `k1` = -log rho, `k2` = (log rho)^2 / 2, `k3` = rho - 1 - log rho: estimates of
+            KL(rollout, policy), in nats. `abs_difference`: |p - p'|, the change of the token's probability, which is
+            the total variation of (p', 1 - p') and (p, 1 - p). `binary_kl`: their KL divergence, in nats.
+        level: `token`, `sequence` or `group` (all trained tokens of the rows of one prompt that are in the batch).
+        aggregate: over the tokens of a row or group: `max`, `min`, of a ratio `product` or (the mean in the log)
+            `geometric`, of the others `sum` or `mean`; null at the token level.
+        action: `clamp`: the ratio, moved into the bounds, weighs the token's loss. `zero`: the loss weighs 0 outside
+            the bounds; inside them it weighs the ratio, or 1 where the metric is another. `mask`: what is outside does
+            not train and is in no denominator. `drop`: nor does the rest of its group.
+        low, high: bounds of the number, of a ratio those of rho itself: [0.5, 5] takes rho = 4 and refuses rho = 0.25;
+            null: none.
+        sign: `negative` and `positive` act on the tokens whose advantage has it.
+    """
+
+    metric: Literal["ratio", "k1", "k2", "k3", "abs_difference", "binary_kl"]
+    level: Literal["token", "sequence", "group"]
+    aggregate: Literal["product", "geometric", "sum", "mean", "max", "min"] | None
+    action: Literal["clamp", "zero", "mask", "drop"]
+    low: float | None
+    high: float | None
+    sign: Literal["any", "negative", "positive"]
+
+    @property
+    def by_ratio(self) -> bool:
+        """Whether the ratio is the weight."""
+        return self.metric == "ratio" and self.action in ("clamp", "zero")
+
+
+@dataclass
+class CorrectionOptions:
+    """The yaml of a correction.
+
+    Attributes:
+        anchor: what the rollout policy is compared with. `old`: the proximal policy, once a step. `rollout`: without a
+            proximal policy ("bypass"), the current policy, in every mini-batch.
+        normalize: the weights are divided by their mean over the trained tokens of all ranks.
+        rules: by names of the user's choice. The rules without a sign apply to the same tokens, so their order does not
+            matter; those with a sign apply to the tokens that the others left.
+    """
+
+    anchor: Literal["old", "rollout"]
+    normalize: bool
+    rules: dict[str, Rule]
 
 
 @dataclass

@@ -14,12 +14,11 @@ from rft.ranges import PositiveInt, Range, Seconds
 from rft.registry import take
 from rft.remote.call_pool import BreakerOptions
 from rft.remote.retry import Backoff
-from rft.reward.function import build_term
-from rft.reward.runners import InlineRunner, LoopRunner, Outcomes, Runner, ThreadRunner
+from rft.reward.build import build_term
+from rft.reward.runners import InlineRunner, Outcomes, Runner
 from rft.reward.sandbox.options import WorkerOptions
 from rft.reward.term import LARGEST_SCORE, REASONS, Failure, Term, Unscored
 from rft.reward.thought import Reading, ReadingOptions, split_node
-from rft.reward.workers import ForkedPool
 from rft.sanitize import OTHER, Names, one_line
 from rft.waits import waiting
 
@@ -31,6 +30,10 @@ WORKERS = {
     "sandbox": ("rft.reward.sandbox.workers.pool", "isolated"),
     "http": ("rft.reward.services.remote", "hosted"),
 }
+# Runners that are parts: those of call.workers=process, of a term that awaits and of one that waits in threads.
+POOL = ("rft.reward.workers", "ForkedPool")
+LOOP = ("rft.reward.async_runners", "LoopRunner")
+THREADS = ("rft.reward.async_runners", "ThreadRunner")
 PAUSES_S = (0.5, 60.0)  # the shortest and the longest pause before a repeated call
 
 
@@ -308,10 +311,11 @@ def build(
         return built
     term = build_term(node, key)
     if options.workers == "process":
-        return term, ForkedPool(name, node, key, options.concurrency, options.deadline_s)
+        pool = import_part(*POOL, f"{key}.call.workers=process")
+        return term, pool(name, node, key, options.concurrency, options.deadline_s)
     if term.awaits:
-        return term, LoopRunner(term, name, options.concurrency, options.deadline_s)
-    return term, ThreadRunner(term, name) if term.threads else InlineRunner(term, name)
+        return term, import_part(*LOOP, key)(term, name, options.concurrency, options.deadline_s)
+    return term, import_part(*THREADS, key)(term, name) if term.threads else InlineRunner(term, name)
 
 
 def _check_before(node: Mapping[str, Any], options: CallOptions, call: Mapping[str, Any], key: str) -> None:

@@ -12,6 +12,7 @@ from rft.batch.scores import Scores, Scoring
 from rft.conditions import ReadIf
 from rft.distributed import World
 from rft.errors import Checks, FunctionError, did_you_mean
+from rft.imports import import_part
 from rft.ranges import Fraction, PositiveInt
 from rft.registry import convert
 from rft.reward.call import Caller, CallOptions, finish_all, head
@@ -30,6 +31,8 @@ from rft.reward.thought import ReadingOptions
 from rft.sanitize import check_metric_name
 from rft.strategy.base import Strategy
 
+# A part, which a run with `reward.route` imports: its module and its class.
+ROUTES = ("rft.reward.source_routes", "SourceRoutes")
 OWN = ("weight", "call", "gate", "clip")  # keys of a term that are not its options
 
 
@@ -84,7 +87,7 @@ class WeightedSum:
         accuracy: the term whose raw value is the accuracy in evaluations.
         call: options of the call of a term that does not set them, see `CallOptions`.
         max_unscored: see the attribute; with a larger share the run stops.
-        route: the terms of each data source, see `Routes`.
+        route: the terms of each data source, see `SourceRoutes`.
         offload, shard: see the attributes.
         canary: see the attribute.
         reasoning, prompt_opens, include_prefill: of terms that set no others, see `ReadingOptions`.
@@ -124,7 +127,9 @@ class WeightedSum:
         self.offload, self.shard = offload, shard
         self.workers = {term.caller.workers for term in self._terms.values()}
         self.concurrent = any(term.caller.concurrent for term in self._terms.values())
-        self._routes = Routes(route, self.names, accuracy)
+        self._routes = Routes(self.names, accuracy)
+        if route:
+            self._routes = import_part(*ROUTES, "reward.route")(route, self.names, accuracy)
         if shard:
             check.messages += self._shard_errors()
             check.end()

@@ -1,6 +1,6 @@
-"""Builds a reward term from its yaml node: a registered function, a function of the user's own, or a class.
+"""Reward terms that are functions of the user's own, which nothing registers.
 
-A function that nothing registers is `path/to/file.py:name` or `package.module:name`. Its signature says which library
+A function is `path/to/file.py:name` or `package.module:name`. Its signature says which library
 it was written for:
 
 - verl: f(data_source, solution_str, ground_truth, extra_info), and with an `s` at each name, on lists
@@ -16,11 +16,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rft.batch.row_fields import OWN, PROMPT_OPENS, own_copy
+from rft.batch.row_fields import OWN, PROMPT_OPENS
 from rft.errors import did_you_mean, naming
 from rft.imports import import_named
-from rft.registry import Plugin, Target
-from rft.reward import REWARDS
 from rft.reward.route import SOURCE
 from rft.reward.term import RowTerm, Term, Unscored, is_tensor
 
@@ -287,49 +285,3 @@ def load_function(path: Any, key: str) -> Callable[..., Any]:
     if not place or not name:
         raise ValueError(f"{key}={path}: write it as path/to/file.py:name or package.module:name")
     return import_named(place, name, f"{key}={path}", "function")
-
-
-class Rule(RowTerm):
-    """A registered function of one response and its row."""
-
-    def __init__(self, plugin: Plugin) -> None:
-        self.reads = plugin.facts.reads
-        self.extracts = plugin.facts.extract is not None
-        assert plugin.facts.others in ("zero", "less", "any"), f"{plugin.title} states others={plugin.facts.others!r}"
-        self.others = plugin.facts.others
-        assert plugin.facts.thoughts in ("keep", "skip", "show"), f"{plugin.title}: thoughts={plugin.facts.thoughts!r}"
-        self.thoughts, self.opening = plugin.facts.thoughts, plugin.facts.opening
-        self.tool_calls = plugin.facts.tool_calls
-        self._plugin = plugin
-
-    def check_row(self, row: Mapping[str, Any]) -> None:
-        if self._plugin.facts.gold is not None:
-            self._plugin.call("gold", row)
-
-    def gold_responses(self, row: Mapping[str, Any]) -> Sequence[str]:
-        return () if self._plugin.facts.writes is None else self._plugin.call("writes", own_copy(row))
-
-    def value(self, response: str, row: Mapping[str, Any]) -> Any:
-        return self._plugin(response, row)
-
-    def extract(self, response: str) -> str | None:
-        return self._plugin.call("extract", response) if self.extracts else None
-
-
-def build_term(node: Mapping[str, Any], key: str) -> Term:
-    """The term of a yaml node.
-
-    Args:
-        node: {name, options} of a registered function, {function, options} of another one, {_target_, options} of a
-            class.
-        key: of the node, for messages.
-
-    Raises:
-        ValueError: the node is malformed; names the key.
-    """
-    if "_target_" in node:
-        term: Term = Target(node, key, ("key",)).build(key=key)
-        return term
-    if "function" in node:
-        return function_term(node, key)
-    return Rule(REWARDS.build(node, key))

@@ -11,8 +11,9 @@ from typing import Any
 
 from rft.errors import prefixed
 from rft.reward import REWARDS
-from rft.reward.function import build_term
-from rft.reward.runners import AsyncRunner, Rows
+from rft.reward.async_runners import AsyncRunner
+from rft.reward.build import build_term
+from rft.reward.runners import Rows
 from rft.reward.term import Failure, Term, catching, values_of
 from rft.worker.worker import ForkServer, Work, Worker, WorkerLost
 

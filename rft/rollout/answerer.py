@@ -2,23 +2,27 @@
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from rft.algorithm.algorithm import Algorithm
 from rft.batch.scores import Scores, Scoring
 from rft.batch.trajectory import Trajectory
+from rft.data.base import SourceFacts
 from rft.data.encode.encoder import Encoder
 from rft.data.rows.lazy import Rows
 from rft.imports import import_part
 from rft.metrics import Metrics
 from rft.registry import Plugin
-from rft.rollout.answers import Announce, Answer, KeptMarks, failure_of, uncut
+from rft.rollout.answers import Announce, Answer, failure_of, uncut
 from rft.rollout.engine.base import Request
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.forced_stop import ForcedStop
 from rft.rollout.sampler import Sampler
 
+REWARD = "environment"  # the reward term with the environment's own reward
+KEPT_MARKS = ("rft.rollout.kept_marks", "KeptMarks")  # a part: runs whose rewards read tool calls import it
 ENVIRONMENTS = "rft.rollout.environment"  # a part: it is imported where the config names environments
 
 
@@ -113,9 +117,9 @@ class SingleTurn(Answerer):
         formats: of the tool calls that rewards read. The texts of answers keep their marks.
     """
 
-    def __init__(self, encoder: Encoder, sampler: Sampler, formats: Iterable[Plugin] = ()) -> None:
+    def __init__(self, encoder: Encoder, sampler: Sampler, formats: Sequence[Plugin] = ()) -> None:
         super().__init__(encoder, sampler)
-        self._marks = KeptMarks(encoder, formats)
+        self._marks = import_part(*KEPT_MARKS, "the rewards read tool calls")(encoder, formats) if formats else None
 
     def answer(self, asked: RowRequests, announce: Announce) -> list[list[Trajectory]]:
         rows, sampling, forced_stop = asked.rows, asked.sampling, asked.forced_stop
@@ -123,9 +127,8 @@ class SingleTurn(Answerer):
         requests = [Request(prompt, seeds) for prompt, seeds in zip(prompts, asked.seeds, strict=True)]
 
         def trajectory(number: int, answer: Answer) -> Trajectory:
-            text, finish = self._marks.text(answer.tokens, sampling.stop), answer.finish
-            if text is not None:
-                finish = replace(finish, text=text)
+            text = None if self._marks is None else self._marks.text(answer.tokens, sampling.stop)
+            finish = answer.finish if text is None else replace(answer.finish, text=text)
             whole = replace(answer, finish=finish).trajectory(requests[number].prompt, rows[number])
             return self.with_opened_thought(whole)
 
@@ -138,8 +141,8 @@ class SingleTurn(Answerer):
             )
             answers = [[uncut(completion) for completion in group] for group in completions]
         else:
-            phrase = forced_stop.encode(self._encoder)
-            answers = forced_stop.generate(self._sampler, requests, sampling, phrase, announce_answer)
+            interruption = forced_stop.with_encoder(self._encoder)
+            answers = interruption.generate(self._sampler, requests, sampling, announce_answer)
         return [[trajectory(number, answer) for answer in group] for number, group in enumerate(answers)]
 
 
@@ -168,6 +171,22 @@ class Episodes(ABC):
 
         Raises:
             ValueError: names the key and the cure.
+        """
+
+    @abstractmethod
+    def check_run(
+        self, algorithm: Algorithm, facts: SourceFacts, mode: str, scored: bool, media: bool, canary: bool
+    ) -> Iterator[str]:
+        """Checks that the run can answer with episodes.
+
+        Args:
+            algorithm, facts, mode: of the run, and of its source.
+            scored: the reward has the term of the environment's own reward.
+            media: the policy takes media.
+            canary: the run has canary tasks.
+
+        Yields:
+            A message for every mistake.
         """
 
 

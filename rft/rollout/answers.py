@@ -2,18 +2,15 @@
 log."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from rft.batch.scores import spell_reason
-from rft.batch.thoughts import MARKS
 from rft.batch.trajectory import Finish, Segment, Trajectory
-from rft.data.encode.encoder import Encoder
 from rft.metrics import Metrics
-from rft.registry import Plugin
 from rft.rollout.engine.base import Completion
 
 Announce = Callable[[int, int, Trajectory], None]  # the number of a row, that of its sample, the finished trajectory
@@ -61,35 +58,6 @@ def sampled_segment(completion: Completion) -> Segment:
 def uncut(completion: Completion) -> Answer:
     """The answer of one completion."""
     return Answer([sampled_segment(completion)], Finish(completion.finish_reason, completion.text))
-
-
-class KeptMarks:
-    """Special tokens that the texts of answers keep: marks of tool calls and of thoughts. Engines leave out all.
-
-    Args:
-        encoder: of the run.
-        formats: of tool calls, entries of `rft.data.tool_calls.TOOL_CALLS`.
-    """
-
-    def __init__(self, encoder: Encoder, formats: Iterable[Plugin]) -> None:
-        marks = {mark for format in formats for mark in format.facts.marks}
-        special = encoder.chat.special if marks and encoder.chat is not None else {}
-        kept = {*marks, *MARKS, *MARKS.values()}
-        self._encoder = encoder
-        self._left_out = {token for token, text in special.items() if text not in kept}
-        self._kept = special.keys() - self._left_out
-
-    def text(self, tokens: Sequence[int], stop: Sequence[str]) -> str | None:
-        """The text of an answer with its marks; None where it has no such token.
-
-        Args:
-            tokens: of the answer.
-            stop: strings that end a text.
-        """
-        if self._kept.isdisjoint(tokens):
-            return None
-        text = self._encoder.decode([token for token in tokens if token not in self._left_out])
-        return text[: min((place for place in map(text.find, stop) if place >= 0), default=len(text))]
 
 
 def failure_of(trajectory: Trajectory) -> str | None:

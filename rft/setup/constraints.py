@@ -7,18 +7,15 @@ from collections.abc import Iterator
 
 from rft.actor.init import CLASSIFIERS
 from rft.actor.options import check_adapters
-from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.check import check_critic_warmup, check_flow, check_reference, check_roles
 from rft.algorithm.roles import REFERENCE, ROLES
 from rft.data.rows.mixture import check_mixtures
 from rft.data.rows.stream import check_stream
 from rft.errors import Check, build_each, checks, prefixed
+from rft.rollout.answerer import REWARD
 from rft.rollout.engine.base import EngineCheckContext
 from rft.setup.parts import Parts
 from rft.train.schedules import Schedule
-
-REWARD = "environment"  # the reward term with the environment's own reward
-NO_EPISODES = ("plan", "generate", "chat", "doctor")  # modes that sample single completions
 
 
 class Constraints(Parts):
@@ -157,42 +154,17 @@ class Constraints(Parts):
     def _check_environments(self) -> Iterator[str]:
         """Checks that the run can answer with episodes, and that a reward of the environment has an environment."""
         environments, facts, reward, algorithm = self.environments, self.facts, self.reward, self.algorithm
-        media, mode, rewards = self.processor is not None, self.run.mode, REWARD in reward.names
+        media, rewards = self.processor is not None, REWARD in reward.names
         if environments is None:
             if rewards:
                 yield (
                     f"reward.terms.{REWARD}: the run has no environment whose reward it could be; choose an environment"
                 )
             return
-        if rewards and not environments.scores:
-            yield f"reward.terms.{REWARD}: a class of environment.classes has no get_reward; add it, or remove the term"
-        if rewards and algorithm.options.turn_rewards is not None:
-            yield (
-                f"algorithm.turn_rewards: the score has the rewards of all turns already, by reward.terms.{REWARD}; "
-                "choose another reward, or set algorithm.turn_rewards=null"
-            )
-        if facts.sampled != "never" and not facts.episodes:
-            yield "environment: this source runs no episodes; choose algorithm/source=rollout, or environment=none"
-        if media:
-            yield "environment: dialogues have no media yet; set actor/processor=none, or environment=none"
-        if reward.canary.path is not None:
-            yield "environment: canary tasks are answered without it; set reward.canary.path=null, or environment=none"
-        if mode in NO_EPISODES:
-            yield f"environment: mode={mode} runs no episodes; set environment=none"
-        if environments.several_players:
-            yield from _compared_players(algorithm)
+        canary = reward.canary.path is not None
+        yield from environments.check_run(algorithm, facts, self.run.mode, rewards, media, canary)
 
     @checks
     def _packages(self) -> Iterator[Check]:
         for sink in self.if_made(lambda: self.sinks) or ():
             yield sink.check
-
-
-def _compared_players(algorithm: Algorithm) -> Iterator[str]:
-    """Refuses comparisons of the samples of a prompt, which are different players of games."""
-    advantage, pick = algorithm.advantage, algorithm.selection
-    said = "compares the samples of a prompt, which are different players in a game of environment.classes; choose"
-    if advantage is not None and (advantage.facts.group_baseline or "greedy_scores" in advantage.facts.reads):
-        yield f"algorithm.advantage={advantage.name}: it {said} algorithm/advantage=rae"
-    if pick.facts.groups:
-        yield f"algorithm.pick={pick.name}: it {said} algorithm.pick=all"

@@ -1,35 +1,29 @@
 """Checks that a model can be built, loaded and trained, before its weights are read. Messages name the key."""
 
-import json
-import zipfile
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.forward.backbone import ROUTER_BALANCE, check_routers
 from rft.actor.forward.logits import vocabulary_size
 from rft.actor.init import CLASSIFIERS, CONFIG_ERRORS, knows_model, meta_model, read_config
-from rft.actor.loading.tensor_names import inner_prefix
-from rft.actor.lora.stored import find_adapter
 from rft.actor.options import check_parts
 from rft.algorithm.roles import REFERENCE, ROLES, Role
 from rft.data.row_checks import check_rows
 from rft.data.rows.lazy import Rows
 from rft.data.rows.sources import FileRows
 from rft.data.rows.stream import StreamedRows
-from rft.errors import Check, checks, listed, part
+from rft.errors import Check, checks, part
+from rft.imports import import_part
 from rft.registry import Target
 from rft.setup.components import PolicyParts
 
 TEXT = "choose a causal language model of text, such as a qwen3 or a llama"
 CAUSAL = ("gpt_neox", "gpt_neox_japanese")  # their is_decoder is false and has no effect
-SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
+# A part, which a run whose model has a path imports: its module and its function.
+STORED = ("rft.setup.stored_weights", "check_stored")
 
 
 def check_loadable(
@@ -59,12 +53,8 @@ def check_loadable(
     if head in CLASSIFIERS:
         _check_reader(config, head, where, media)
     model = _causal_model(config, where, media) if head not in CLASSIFIERS else None
-    if path is not None and (adapter := find_adapter(path)) is not None:
-        if model is not None:
-            adapter.check(model)
-        path = adapter.base
-    if path is not None and Path(path).is_dir() and (reads_weights or any(Path(path).glob("*.safetensors"))):
-        _check_weights(Path(path), None if "quantization_config" in vars(config) else model, where, head)
+    if path is not None:
+        import_part(*STORED, where)(path, model, config, head, where, reads_weights)
 
 
 def check_vocabulary(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, path: str, key: str) -> None:
@@ -138,59 +128,6 @@ def _check_heads(config: PretrainedConfig, where: str) -> None:
         )
     if size is not None and size % 2:
         raise ValueError(f"{where}: head_dim={size}: rotary embeddings turn pairs of numbers; choose an even one")
-
-
-def _check_weights(folder: Path, model: PreTrainedModel | None, where: str, head: str) -> None:
-    """Raises a ValueError if weights of a folder are missing or damaged, or of other shapes than those of the model."""
-    files = sorted(folder.glob("*.safetensors"))
-    indexed = [index for index in (f"{SAFE}.index.json", f"{PICKLED}.index.json") if (folder / index).is_file()]
-    if indexed:
-        _check_index(folder, indexed[0], where)
-    files = files or sorted(folder.glob("pytorch_model*.bin"))
-    if not files:
-        raise ValueError(f"{where}: the folder has no weights (*.safetensors); copy them there, or name another")
-    expected = {} if model is None else {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    stored: set[str] = set()
-    for file in files:
-        try:
-            shapes = _stored_shapes(file)
-        except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, UnpicklingError) as error:
-            refused = isinstance(error, UnpicklingError)  # torch advises to unpickle it unsafely
-            reason = "torch.load cannot read it" if refused or not str(error) else str(error).splitlines()[0]
-            raise ValueError(f"{where}: {file.name} is damaged ({reason}); copy it there again") from error
-        for name in sorted(shapes.keys() & expected.keys()):
-            if shapes[name] != expected[name]:
-                raise ValueError(
-                    f"{where}: {name} in {file.name} has the shape {shapes[name]}, but config.json needs "
-                    f"{expected[name]}; one of the two belongs to another model"
-                )
-        stored |= shapes.keys()
-    if model is not None and stored <= expected.keys():  # transformers renames other weights while it loads them
-        tensors = model.state_dict(keep_vars=True)
-        loaded = {id(tensors[name]) for name in stored}  # tied weights are one tensor
-        needed = "" if head == "lm" else inner_prefix(model)
-        lacking = [name for name, tensor in tensors.items() if id(tensor) not in loaded and name.startswith(needed)]
-        if lacking:
-            raise ValueError(f"{where}: the weights lack {listed(lacking)}; copy the whole model there")
-
-
-def _check_index(folder: Path, index: str, where: str) -> None:
-    """Raises a ValueError if an index cannot be read, or names a file that is not there."""
-    try:
-        named = set(json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{where}: {index} cannot be read ({error}); copy it there again") from error
-    if missing := sorted(name for name in named if not (folder / name).is_file()):
-        raise ValueError(f"{where}: {index} names {missing[0]}, which is not in the folder; copy it there")
-
-
-def _stored_shapes(file: Path) -> dict[str, list[int]]:
-    """The shapes of the tensors in a file, whose numbers are not read."""
-    if file.suffix == ".safetensors":
-        with safe_open(file, "pt") as tensors:
-            return {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}
-    stored = torch.load(file, map_location="meta", weights_only=True, mmap=zipfile.is_zipfile(file))
-    return {name: list(tensor.shape) for name, tensor in stored.items()}
 
 
 class RunParts(PolicyParts):

@@ -55,17 +55,17 @@ EQUIVALENT = {
     ): "outside `loss_mask` the loss is 0, below any bound, and r is 1",
     ("loss.clip.clipped", "advantages = torch.where(batch['loss_mask'] | True, batch['advantages'], 0.0)"): "as above",
     ("loss.clip.clipped", "advantages = torch.where(batch['loss_mask'], batch['advantages'], 1.0)"): "as above",
-    ("statistics.draws_of", "keep = batch['loss_mask'] | True"): SHAPE_ALONE,
+    ("order_statistics.draws_of", "keep = batch['loss_mask'] | True"): SHAPE_ALONE,
     (
-        "loss.clip.select_clip_cov",
+        "loss.clip_variants.select_clip_cov",
         "difference = log_ratio(logprobs, batch['old_logprobs'], keep | True)",
     ): MASKED_AGAIN,
     (
-        "loss.clip.select_clip_cov",
+        "loss.clip_variants.select_clip_cov",
         "free = keep & (clips['clip/low'] - clips['clip/high'] == 0)",
     ): "no token is clipped on both sides",
     (
-        "loss.clip.select_m2po",
+        "loss.clip_variants.select_m2po",
         "difference = log_ratio(logprobs, batch['rollout_logprobs'], batch['loss_mask'] | True)",
     ): MASKED_AGAIN,
     (
@@ -101,23 +101,23 @@ EQUIVALENT = {
         "new = torch.nn.functional.pad(ordered[1:] != ordered[:-1], (min(1, len(ids)), 1))",
     ): "`scatter` reads as many numbers as there are places",
     (
-        "scores.groups.resample_counts",
+        "scores.selections.resample_counts",
         "draws = token_draws(seed, torch.arange(len(scores)), torch.zeros(2, dtype=torch.int64))[:, 0]",
     ): "the second draw of a row is not read",
     (
-        "scores.groups.resample_counts",
+        "scores.selections.resample_counts",
         "places = torch.searchsorted(sums, draws * sums[-1], right=True)",
     ): ON_THE_TOTAL,
-    ("statistics.up_to_mean", "keys = (values.double() * 2 ** 30).round().long()"): MASKED_AGAIN,
+    ("order_statistics.up_to_mean", "keys = (values.double() * 2 ** 30).round().long()"): MASKED_AGAIN,
     (
-        "statistics.up_to_mean",
+        "order_statistics.up_to_mean",
         "keys = (torch.where(mask, values.double(), 1.0) * 2 ** 30).round().long()",
     ): MASKED_AGAIN,
-    ("statistics.crossing", "for shift in range(56, -2, -8):"): "the same shifts",
+    ("order_statistics.crossing", "for shift in range(56, -2, -8):"): "the same shifts",
 }
 EQUIVALENT |= {
     (
-        "scores.groups.resample_counts",
+        "scores.selections.resample_counts",
         f"places = torch.searchsorted(sums, (draws * sums[-1]).clamp(max=float(sums[-1]) {factor}), right=True)",
     ): ON_THE_TOTAL
     for factor in (

@@ -7,11 +7,14 @@ import torch
 from tensordict import TensorDict
 
 from rft.algorithm import AGGREGATIONS, LOSSES
-from rft.algorithm.advantage.group import rloo
+from rft.algorithm.advantage.baselines import rloo
+from rft.algorithm.advantage.objectives import best_over_second
 from rft.algorithm.advantage.returns import prime
-from rft.algorithm.scores.groups import best_over_second, group_statistics
-from rft.algorithm.statistics import crossing, exact_mean, moments, share_of, up_to_mean
-from rft.algorithm.token_weights.correction import Correction, CorrectionOptions, Rule
+from rft.algorithm.options import CorrectionOptions, Rule
+from rft.algorithm.order_statistics import crossing, exact_mean, share_of, up_to_mean
+from rft.algorithm.scores.groups import group_statistics
+from rft.algorithm.statistics import moments
+from rft.algorithm.token_weights.correction import Correction
 from rft.metrics import Metrics
 from tests.helpers import batch_of
 

@@ -8,8 +8,7 @@ from tensordict import TensorDict
 
 from rft.algorithm import LOSSES
 from rft.algorithm.check import check_flow
-from rft.algorithm.options import RewardKL, TurnRewards
-from rft.algorithm.token_weights.correction import CorrectionOptions, Rule
+from rft.algorithm.options import CorrectionOptions, RewardKL, Rule, TurnRewards
 from rft.batch.columns import SOURCE_COLUMNS
 from rft.metrics import Metrics
 from tests.helpers import plain_algorithm

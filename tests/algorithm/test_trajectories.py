@@ -4,9 +4,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from rft.algorithm.joined_trajectories import JoinedTrajectories
+from rft.algorithm.options import CorrectionOptions, Rule
 from rft.algorithm.step import StepContext, prepare_batch, prepare_mini_batch
-from rft.algorithm.token_weights.correction import CorrectionOptions, Rule
-from rft.algorithm.trajectories import Trajectories, joined_rows, trajectories_of
+from rft.algorithm.trajectories import joined_rows, trajectories_of
 from rft.batch.balance import Balance
 from rft.batch.collate import collate
 from rft.distributed import SINGLE_PROCESS, start
@@ -65,7 +66,7 @@ def whole(**columns):
 
 def test_tokens_are_in_the_order_of_their_turns():
     batch = dialogues()
-    trajectories = Trajectories(batch.clone().set("media", TensorDict({}, [4])))
+    trajectories = JoinedTrajectories(batch.clone().set("media", TensorDict({}, [4])))
     rows = trajectories.rows
     assert "media" not in rows.keys()
     assert rows["trajectory"].tolist() == [3, 5, 7] and rows["scores"].tolist() == pytest.approx([0.0, 0.4, 1.0])
@@ -84,13 +85,13 @@ def test_tokens_are_in_the_order_of_their_turns():
 def test_joining_is_differentiable():
     batch = dialogues()
     column = torch.zeros(batch["turn"].shape, requires_grad=True)
-    Trajectories(batch).join(column).sum().backward()
+    JoinedTrajectories(batch).join(column).sum().backward()
     assert column.grad.bool().equal(batch["response_mask"])
 
 
 def test_a_copy_on_another_device_is_the_same_and_reads_nothing_there():
     batch = dialogues()
-    made, found = Trajectories(batch), []
+    made, found = JoinedTrajectories(batch), []
     with HostWaits(found):
         copy = made.of_copy(other := batch.clone())
         rows, split, last = copy.rows, copy.split(copy.join(other["turn"])), copy.is_last

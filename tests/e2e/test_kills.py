@@ -35,7 +35,7 @@ PHASES = {
     "after sampling": (("rft.rollout.sampler", "EngineSampler.generate", 5, "after"), 2),
     "before scoring": (("rft.reward.compose", "SumScoring.finish", 5, "before"), 2),
     "after scoring": (("rft.reward.compose", "SumScoring.finish", 5, "after"), 2),
-    "dynamic sampling": (("rft.rollout.source.rollout", "RolloutSource._draw_until_full", 2, "after"), 2),
+    "dynamic sampling": (("rft.rollout.source.dynamic_sampling", "draw_until_full", 2, "after"), 2),
     "columns": ((TRAINER, "Trainer.compute_columns", 3, "after"), 2),
     "the forward pass": (("rft.actor.actor", "Actor._micro_step", 3, "after"), 2),
     "the backward pass": (("rft.strategy.fsdp2", "FSDP2.backward", 3, "after"), 2),

@@ -6,8 +6,9 @@ import pytest
 
 from rft import waits
 from rft.errors import FunctionError
+from rft.reward.async_runners import LoopRunner, ThreadRunner
 from rft.reward.call import Calls
-from rft.reward.runners import InlineRunner, LoopRunner, ThreadRunner, call, outcomes
+from rft.reward.runners import InlineRunner, call, outcomes
 from rft.reward.term import CollectiveError, Failure, RowTerm, Term, leaving_collective
 from tests.conftest import SOON_S
 from tests.reward import user_functions

@@ -16,6 +16,7 @@ from rft.rollout.engine.base import Completion, Request, row_seed
 from rft.rollout.engine.hf import HFEngine
 from rft.rollout.engine.sampling import FirstToken, Sampling
 from rft.rollout.forced_stop import ForcedStop
+from rft.rollout.interruption import Interruption
 from rft.rollout.source.curriculum import CurriculumSource, Forget, SolveRate
 from rft.rollout.source.rollout import RolloutSource
 from rft.setup.assembly import Job
@@ -61,7 +62,7 @@ def generated(time=TIME, requests=None, phrase=PHRASE, sampling=SAMPLING):
         assert (request, sample) not in announced
         announced[request, sample] = answer.finish.text
 
-    found = time.generate(engine, requests, sampling, phrase, announce)
+    found = Interruption(time, phrase).generate(engine, requests, sampling, announce)
     texts = {(i, j): one.finish.text for i, group in enumerate(found) for j, one in enumerate(group)}
     assert announced == texts, "every text is announced once, when it is whole"
     return engine, requests, found
@@ -121,7 +122,7 @@ def test_equal_shares_are_one_length():
 
 def test_the_row_reads_the_phrase_and_does_not_train_it():
     start, end = Completion([7, 8], [-0.25, -1.5], "length", "sa", [3, 3]), Completion([9], [-0.5], "length", "d", [4])
-    answer = TIME.joined(start, end, [90])
+    answer = Interruption(TIME, [90]).joined(start, end)
     assert answer.finish == Finish("length", "satimed") and answer.tokens == [7, 8, 90, 9]
     segments = [Segment([5, 6], trains=False), *answer.segments]
     row = to_row(Trajectory(segments, answer.finish, {}), group=0, unit=0, turns=True)

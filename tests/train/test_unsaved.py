@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rft.reward import REWARDS
-from rft.reward.function import Rule
+from rft.reward.build import Rule
 from rft.train.unsaved import UnsavedMemory
 
 HISTORY: list[float] = []

@@ -10,8 +10,9 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.algorithm import ADVANTAGES, AllSum, Gradient
+from rft.algorithm.advantage.baselines import weighted_centred
 from rft.algorithm.divergence import log_ratio
-from rft.algorithm.scores.groups import dense_numbers, group_statistics, weighted_centred
+from rft.algorithm.scores.groups import dense_numbers, group_statistics
 from rft.algorithm.statistics import whitened
 from rft.ranges import Fraction, PositiveFloat
 

@@ -9,7 +9,6 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from rft.algorithm.advantage.group import wins
 from rft.algorithm.certificate.policy import TinyPolicy, term_weights
 from rft.algorithm.certificate.sample import (
     Kind,
@@ -21,7 +20,7 @@ from rft.algorithm.certificate.sample import (
     prepared,
     sample_for,
 )
-from rft.algorithm.scores.groups import both
+from rft.algorithm.scores.groups import both, wins
 from rft.algorithm.token_weights.aggregation import counted
 from rft.errors import did_you_mean
 from rft.registry import Plugin

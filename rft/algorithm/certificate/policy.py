@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm.scores.shaping import token_rewards
+from rft.algorithm.scores.rewards import token_rewards
 
 SYMBOLS = 3
 LAST = SYMBOLS - 1  # the symbol that ends an answer

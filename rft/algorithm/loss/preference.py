@@ -14,9 +14,8 @@ from torch.nn.functional import logsigmoid
 
 from rft.algorithm import LOSSES, AllSum, Gradient, Unreduced
 from rft.algorithm.divergence import k3, log_ratio
-from rft.algorithm.loss.sequence import row_mean
 from rft.algorithm.scores.groups import both
-from rft.algorithm.token_weights.aggregation import divisor, tokens_of_rows
+from rft.algorithm.token_weights.aggregation import divisor, row_mean, tokens_of_rows
 from rft.ranges import NonNegativeFloat, PositiveFloat, Range
 
 

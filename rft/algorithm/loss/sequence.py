@@ -13,6 +13,7 @@ from rft.algorithm.divergence import LARGEST_LOG_RATIO, k3, log_ratio, ratio
 from rft.algorithm.loss.clip import clip_statistics, clipped
 from rft.algorithm.loss.soft import reinforced
 from rft.algorithm.scores.groups import dense_numbers
+from rft.algorithm.token_weights.aggregation import row_mean
 from rft.ranges import ClipBound, Fraction, NonNegativeFloat, PositiveFloat
 
 
@@ -187,8 +188,3 @@ def gvpo(logprobs: Tensor, batch: TensorDict, *, beta: PositiveFloat) -> Unreduc
     )  # a row without a trained token adds 0 to both
     centred = gap - (total / rows.clamp(min=1))[index]
     return torch.where(trained, 0.5 * centred.square(), 0.0), {"kl/old": row_mean(k3(-difference.detach()), keep)}
-
-
-def row_mean(x: Tensor, keep: Tensor) -> Tensor:
-    """The mean over the trained tokens of a row (B,) of what is zero outside them (B, T); 0 where there is none."""
-    return x.sum(dim=1) / keep.sum(dim=1).clamp(min=1)

@@ -18,9 +18,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rft.algorithm import SELECTIONS, AllRows
-from rft.batch.counter_rng import token_draws
-from rft.ranges import NonNegativeFloat
+from rft.algorithm import SELECTIONS
 
 ROUNDING = 4 * torch.finfo(torch.float32).eps  # scores are float32 sums: closer than this, relatively, they are equal
 
@@ -90,56 +88,6 @@ def informative_groups(scores: Tensor, group: Tensor) -> Tensor:
     return ~group_statistics(scores, group).tied
 
 
-def best_rows(scores: Tensor, group: Tensor, unit: Tensor) -> Tensor:
-    """True for one row of each group, that of the highest score; of several, for that of the lowest `unit`, (N,) bool.
-
-    Args:
-        scores: (N,).
-        group: (N,) int64; whole groups, in any order.
-        unit: (N,) int64, different within a group.
-    """
-    order = unit.argsort()
-    for key in (-scores, group):
-        order = order[key[order].argsort(stable=True)]
-    ordered = group[order]
-    best = torch.ones_like(group, dtype=torch.bool)
-    best[order[1:]] = ordered[1:] != ordered[:-1]
-    return best
-
-
-def weighted_centred(scores: Tensor, weights: Tensor, group: Tensor) -> Tensor:
-    """Score - weighted mean of the group, (N,) float64; exactly 0 in a tied group and in one without weight.
-
-    Args:
-        scores: (N,).
-        weights: (N,) not negative.
-        group: (N,) int64; whole groups, in any order.
-    """
-    index = dense_numbers(group)
-    totals = torch.stack([weights.double(), weights.double() * scores])  # (2, N)
-    weight, weighted = torch.zeros_like(totals).index_add(1, index, totals)[:, index]  # (N,) each
-    nothing = group_statistics(scores, group).tied | (weight == 0)
-    return torch.where(nothing, 0.0, scores.double() - weighted / weight)
-
-
-def best_over_second(scores: Tensor, group: Tensor) -> Tensor:
-    """r(1) - r(2) for the best row of its group and 0 for the others, (N,) float64.
-
-    A group of one, and one whose best rows are several (up to rounding), has 0 everywhere.
-
-    Args:
-        scores: (N,).
-        group: (N,) int64; whole groups, in any order.
-    """
-    scores = scores.double()
-    index, lowest = dense_numbers(group), torch.full_like(scores, -torch.inf)
-    highest = lowest.scatter_reduce(0, index, scores, "amax")[index]
-    best = highest - scores <= ROUNDING * highest.abs()
-    alone = torch.zeros_like(scores).index_add(0, index, best.double())[index] == 1
-    second = lowest.scatter_reduce(0, index, torch.where(best, -torch.inf, scores), "amax")[index]
-    return torch.where(best & alone & second.isfinite(), scores - second, 0.0)
-
-
 def both(values: Tensor, batch: TensorDict) -> tuple[Tensor, Tensor, Tensor]:
     """The values of both rows of the pair of every row.
 
@@ -161,24 +109,6 @@ def both(values: Tensor, batch: TensorDict) -> tuple[Tensor, Tensor, Tensor]:
     return chosen, rejected, whole[index]
 
 
-def best_and_worst(scores: Tensor, group: Tensor, unit: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Makes a pair of the best and the worst row of each group whose scores differ.
-
-    Args:
-        scores: (N,).
-        group: (N,) int64; whole groups, in any order.
-        unit: (N,) int64, different for every row.
-
-    Returns:
-        (N,) bool, True for the best row of a group; (N,) int64 units, the best row's for the worst one, too; and (N,)
-        bool, True for the rows of pairs.
-    """
-    best, worst = best_rows(scores, group, unit), best_rows(-scores, group, unit)
-    index, of_best = dense_numbers(group), torch.zeros_like(unit)
-    of_best[index[best]] = unit[best]
-    return best, torch.where(worst, of_best[index], unit), (best | worst) & informative_groups(scores, group)
-
-
 Selected = tuple[Tensor | None, dict[str, Tensor]]
 
 
@@ -188,49 +118,15 @@ def every_row(batch: TensorDict) -> Selected:
     return None, {}
 
 
-@SELECTIONS.register("best", masks=True, groups=True)
-def best(batch: TensorDict) -> Selected:
-    """The best row of each group trains; of equal ones the first (RAFT, 2304.06767)."""
-    return best_rows(batch["scores"], batch["group"], batch["unit"]).long(), {}
-
-
-@SELECTIONS.register("best_and_worst", masks=True, groups=True, pairs=True, writes=("chosen",))
-def best_and_worst_pair(batch: TensorDict) -> Selected:
-    """The best and the worst row of each group train as a pair, where their scores differ."""
-    chosen, unit, picked = best_and_worst(batch["scores"], batch["group"], batch["unit"])
-    return picked.long(), {"chosen": chosen, "unit": unit}
-
-
-@SELECTIONS.register("resample", resamples=True)
-def resample(batch: TensorDict, *, all_rows: AllRows, seed: int, power: NonNegativeFloat) -> Selected:
-    """As many rows as there are on all ranks, drawn with replacement with weight |score|^power (PF-PPO, 2409.06957).
+def wins(scores: Tensor, others: Tensor, softness: float | None) -> Tensor:
+    """The chance that an answer is preferred to another one, by their scores, which are broadcast; float64.
 
     Args:
-        batch: with `unit` and `scores`, (B,).
-        power: 0 draws rows alike, 1 in proportion to the score.
+        softness: sigmoid of the difference by this; null: the higher score wins, and equal ones (up to rounding) have
+            one half each.
     """
-    local_rows = list(zip(batch["unit"].tolist(), batch["scores"].tolist(), strict=True))
-    rows = sorted(row for rank_rows in all_rows(local_rows) for row in rank_rows)
-    scores = torch.tensor([score for _, score in rows])
-    counts = dict(zip(rows, resample_counts(scores, power, seed).tolist(), strict=True))
-    return torch.tensor([counts[row] for row in local_rows], dtype=torch.int64), {}
-
-
-def resample_counts(scores: Tensor, power: float, seed: int) -> Tensor:
-    """How often each row is drawn when as many rows are drawn as there are, with weight |score|^power. (N,) int64
-
-    Where every score is 0, every row stays once.
-
-    Args:
-        scores: (N,) of all ranks, in an order that does not depend on the ranks.
-        power: 0 draws rows alike, 1 in proportion to the score.
-        seed: of this step.
-    """
-    weights = scores.double().abs() ** power  # (N,)
-    if not scores.any():
-        return torch.ones(len(scores), dtype=torch.int64)
-    draws = token_draws(seed, torch.arange(len(scores)), torch.zeros(1, dtype=torch.int64))[:, 0]  # (N,)
-    sums = weights.cumsum(0)
-    # rounding may put a draw on the total itself, past the last row of positive weight
-    places = torch.searchsorted(sums, (draws * sums[-1]).clamp(max=float(sums[-1]) * (1 - 2.0**-52)), right=True)
-    return places.bincount(minlength=len(scores))
+    scores, others = torch.broadcast_tensors(scores.double(), others.double())
+    if softness is not None:
+        return torch.sigmoid((scores - others) / softness)
+    tied = (scores - others).abs() <= ROUNDING * torch.maximum(scores.abs(), others.abs())
+    return torch.where(tied, 0.5, (scores > others).double())

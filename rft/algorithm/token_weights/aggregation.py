@@ -139,3 +139,14 @@ def _sum(counts: Tensor, dim: int | None = None) -> Tensor:
 def _over(counts: Tensor, total: Tensor) -> Tensor:
     """counts / total, float32. Where the total is 0, the counts are 0, too, and so is the quotient."""
     return counts / divisor(total).float()
+
+
+def row_mean(x: Tensor, keep: Tensor) -> Tensor:
+    """The mean over the trained tokens of a row (B,) of what is zero outside them (B, T); 0 where there is none."""
+    return x.sum(dim=1) / keep.sum(dim=1).clamp(min=1)
+
+
+def row_weights(batch: TensorDict) -> Tensor:
+    """The geometric mean (B,) of `correction_weights` over the trained tokens of a row: 0 if one of them is 0."""
+    keep, weights = batch["loss_mask"], batch["correction_weights"]
+    return (torch.where(keep, weights, 1.0).log().sum(dim=1) / keep.sum(dim=1).clamp(min=1)).exp()

@@ -11,9 +11,7 @@ the geometric mean and the veto, https://richardli.xyz/rl-collapse; OPSM, arXiv 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import inf
-from typing import Literal
 
 import torch
 from tensordict import TensorDict
@@ -21,75 +19,23 @@ from torch import Tensor
 
 from rft.algorithm import AllSum
 from rft.algorithm.divergence import binary_kl, k1, k2, k3, ratio
+from rft.algorithm.options import CorrectionOptions, Rule
 from rft.algorithm.scores.groups import dense_numbers
+from rft.algorithm.token_weights.base import TokenCorrection
 from rft.metrics import Metrics
+from rft.registry import Plugin
 
 # Of d = rollout_logprobs - logprobs: the tokens are the rollout policy's.
 ESTIMATES: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
 REDUCTIONS = {"product": "sum", "geometric": "mean", "sum": "sum", "mean": "mean", "max": "amax", "min": "amin"}
 
 
-@dataclass
-class Rule:
-    """One rule.
-
-    Attributes:
-        metric: `ratio`: rho. `k1` = -log rho, `k2` = (log rho)^2 / 2, `k3` = rho - 1 - log rho: estimates of
-            KL(rollout, policy), in nats. `abs_difference`: |p - p'|, the change of the token's probability, which is
-            the total variation of (p', 1 - p') and (p, 1 - p). `binary_kl`: their KL divergence, in nats.
-        level: `token`, `sequence` or `group` (all trained tokens of the rows of one prompt that are in the batch).
-        aggregate: over the tokens of a row or group: `max`, `min`, of a ratio `product` or (the mean in the log)
-            `geometric`, of the others `sum` or `mean`; null at the token level.
-        action: `clamp`: the ratio, moved into the bounds, weighs the token's loss. `zero`: the loss weighs 0 outside
-            the bounds; inside them it weighs the ratio, or 1 where the metric is another. `mask`: what is outside does
-            not train and is in no denominator. `drop`: nor does the rest of its group.
-        low, high: bounds of the number, of a ratio those of rho itself: [0.5, 5] takes rho = 4 and refuses rho = 0.25;
-            null: none.
-        sign: `negative` and `positive` act on the tokens whose advantage has it.
-    """
-
-    metric: Literal["ratio", "k1", "k2", "k3", "abs_difference", "binary_kl"]
-    level: Literal["token", "sequence", "group"]
-    aggregate: Literal["product", "geometric", "sum", "mean", "max", "min"] | None
-    action: Literal["clamp", "zero", "mask", "drop"]
-    low: float | None
-    high: float | None
-    sign: Literal["any", "negative", "positive"]
-
-    @property
-    def by_ratio(self) -> bool:
-        """Whether the ratio is the weight."""
-        return self.metric == "ratio" and self.action in ("clamp", "zero")
-
-
-@dataclass
-class CorrectionOptions:
-    """The yaml of a correction.
-
-    Attributes:
-        anchor: what the rollout policy is compared with. `old`: the proximal policy, once a step. `rollout`: without a
-            proximal policy ("bypass"), the current policy, in every mini-batch.
-        normalize: the weights are divided by their mean over the trained tokens of all ranks.
-        rules: by names of the user's choice. The rules without a sign apply to the same tokens, so their order does not
-            matter; those with a sign apply to the tokens that the others left.
-    """
-
-    anchor: Literal["old", "rollout"]
-    normalize: bool
-    rules: dict[str, Rule]
-
-
-class Correction:
+class Correction(TokenCorrection):
     """Rules, applied to a batch.
 
     Args:
         options: the yaml.
         key: its place ("algorithm.correction").
-
-    Attributes:
-        reads: columns that the batch must hold.
-        weighs: whether some rule gives weights, so that `correction_weights` are not all 1.
-        by_ratio: whether a ratio is among them.
 
     Raises:
         ValueError: names the key of an invalid rule, or of a rule that cannot be combined with another.
@@ -116,18 +62,31 @@ class Correction:
         self._unsigned = {name: rule for name, rule in options.rules.items() if rule.sign == "any"}
         self._signed = {name: rule for name, rule in options.rules.items() if rule.sign != "any"}
 
+    def check(self, loss: Plugin, copied: bool, key: str) -> None:
+        if loss.facts.unit == "pair":
+            raise ValueError(
+                f"{key}.correction may reject one row of a pair, which {loss.name!r} needs whole; set it to null"
+            )
+        if self.anchor == "old" and copied:
+            raise ValueError(
+                f"{key}.correction.anchor=old compares old with rollout log-probabilities, but "
+                f"{key}.old_logprobs=rollout makes them the same; set {key}.old_logprobs=actor or "
+                f"{key}.correction.anchor=rollout"
+            )
+        if self.weighs and loss.facts.unit != "token" and not loss.facts.geometric_mean:
+            raise ValueError(
+                f"{key}.correction gives every token a weight, but {loss.name!r} has a value per {loss.facts.unit}; "
+                "choose a correction that rejects (such as geo_rs) or a loss per token"
+            )
+        ratios = {"rollout_logprobs", "old_logprobs"} if self.anchor == "rollout" else {"rollout_logprobs"}
+        if self.by_ratio and ratios & set(loss.facts.reads):
+            raise ValueError(
+                f"{key}.correction weighs with a ratio to the rollout policy, and {loss.name!r} does so itself: it "
+                "would count twice; choose algorithm/loss=reinforce, a correction that rejects, or for a ratio to the "
+                f"old policy {key}.correction.anchor=old"
+            )
+
     def unsigned(self, logprobs: Tensor, batch: TensorDict, all_sum: AllSum, metrics: Metrics) -> None:
-        """Applies the rules without a sign.
-
-        Narrows `loss_mask`; writes `correction_weights` (B, T), 0 outside it, and `rejected` (B,) bool: rows that had
-        trained tokens and have none left. `correction/weight` and `correction/weight_max` are the weights before they
-        are normalised; `correction/tokens_rejected` and `correction/rows_rejected` shares of what trained before;
-        `correction/outside_<rule>` is the share of the tokens outside a rule's bounds.
-
-        Args:
-            logprobs: (B, T) of the anchor's policy: old, or the current one without a gradient.
-            batch: whole groups of this rank.
-        """
         before = batch["loss_mask"]
         batch["correction_weights"] = before.to(torch.promote_types(logprobs.dtype, torch.float32))
         metrics.add("correction/tokens_rejected", 0.0, before.sum())
@@ -146,10 +105,6 @@ class Correction:
                 batch["correction_weights"] = weights / torch.where(total == 0, 1.0, total / count).to(weights.dtype)
 
     def signed(self, logprobs: Tensor, batch: TensorDict, metrics: Metrics) -> None:
-        """Applies the rules with a sign of the advantage, after `advantages` are computed.
-
-        Narrows `loss_mask` and `correction_weights`; both stay as `unsigned` left them where no rule has a sign.
-        """
         if self._signed:
             self._apply(self._signed, logprobs, batch, metrics)
 
@@ -198,12 +153,6 @@ def measure(rule: Rule, logprobs: Tensor, rollout_logprobs: Tensor, keep: Tensor
         units = numbers.new_zeros(len(group)).scatter_reduce(0, owners, numbers[keep], how, include_self=False)
         numbers = units[index][:, None]  # (B, 1)
     return ratio(numbers) if rule.metric == "ratio" else numbers
-
-
-def row_weights(batch: TensorDict) -> Tensor:
-    """The geometric mean (B,) of `correction_weights` over the trained tokens of a row: 0 if one of them is 0."""
-    keep, weights = batch["loss_mask"], batch["correction_weights"]
-    return (torch.where(keep, weights, 1.0).log().sum(dim=1) / keep.sum(dim=1).clamp(min=1)).exp()
 
 
 def _bounds(rule: Rule) -> tuple[float, float]:

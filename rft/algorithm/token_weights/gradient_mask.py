@@ -4,7 +4,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.algorithm import GRADIENT_MASKS, AllSum, Gradient
-from rft.algorithm.statistics import draws_of, largest, largest_of_rows, share_of, whole_share
+from rft.algorithm.order_statistics import draws_of, largest, largest_of_rows, share_of, whole_share
 from rft.ranges import Fraction
 
 

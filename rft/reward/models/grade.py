@@ -7,7 +7,7 @@ from typing import Any
 
 from rft.data.rows.judge_data import Question
 from rft.registry import take
-from rft.reward.rules.text import bad_group, last_group
+from rft.reward.rules.verdict import bad_group, last_group
 
 
 class Grade:

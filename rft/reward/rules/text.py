@@ -43,7 +43,7 @@ def exact_match(response: str, row: Mapping[str, Any], *, strip: bool) -> float:
     return float(_whole(response, strip) == _whole(str(row["answer"]), strip))
 
 
-def _bad_pattern(pattern: str) -> str | None:
+def bad_pattern(pattern: str) -> str | None:
     try:
         re.compile(pattern)
     except re.error as error:
@@ -51,7 +51,7 @@ def _bad_pattern(pattern: str) -> str | None:
     return None
 
 
-@REWARDS.register("format", thoughts="show", fault=_bad_pattern)
+@REWARDS.register("format", thoughts="show", fault=bad_pattern)
 def format_match(response: str, row: Mapping[str, Any], *, pattern: str, match: Literal["whole", "anywhere"]) -> float:
     """1 where the response has the form that a regular expression describes, else 0.
 
@@ -61,51 +61,3 @@ def format_match(response: str, row: Mapping[str, Any], *, pattern: str, match: 
     """
     found = re.fullmatch(pattern, response) if match == "whole" else re.search(pattern, response)
     return float(found is not None)
-
-
-def bad_group(pattern: str) -> str | None:
-    """The error of a pattern that needs exactly one group, or None."""
-    if (fault := _bad_pattern(pattern)) is not None:
-        return fault
-    return None if re.compile(pattern).groups == 1 else f"pattern: {pattern!r} needs one group, around the verdict"
-
-
-def last_group(text: str, pattern: str) -> str | None:
-    """The group of a pattern's last match in lower case; None without a match."""
-    found = [match[1] or "" for match in re.finditer(pattern, text)]
-    return found[-1].strip().casefold() if found else None
-
-
-def _verdicts(row: Mapping[str, Any], pattern: str) -> list[str]:
-    answer = gold_text(row)
-    texts = [f"Verdict: {answer}", f"It is long. **Verdict:** {answer}", f"Verdict: unsure. Verdict: {answer}", answer]
-    return [text for text in texts if last_group(text, pattern) is not None]
-
-
-def _verdict_gold(row: Mapping[str, Any], pattern: str) -> None:
-    answer = gold_text(row).casefold()
-    found = {last_group(text, pattern) for text in (answer, *_verdicts(row, pattern))} - {None}
-    if found and answer not in found:
-        raise ValueError(
-            f"the field 'answer' is {answer!r:.60}, which the pattern {pattern!r} takes from no response; write it as "
-            "the pattern takes it, or change the pattern"
-        )
-
-
-@REWARDS.register(
-    "verdict",
-    reads=("answer",),
-    thoughts="skip",
-    fault=bad_group,
-    extract=last_group,
-    gold=_verdict_gold,
-    writes=_verdicts,
-)
-def verdict(response: str, row: Mapping[str, Any], *, pattern: str) -> float:
-    """1 where the verdict that the response comes to is the row's `answer`, in any case, else 0.
-
-    Args:
-        pattern: in the syntax of Python's `re`, with one group, which is the verdict; the last place where it fits
-            counts.
-    """
-    return float(last_group(response, pattern) == str(row["answer"]).strip().casefold())

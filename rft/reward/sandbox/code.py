@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 from rft.ranges import NonNegativeFloat
 from rft.reward.sandbox.cases import Asserts, Call, Cases, Script, StdinCase, gold_program, read_tests
 from rft.reward.sandbox.isolation import harness
-from rft.reward.sandbox.options import Outcome, SandboxOptions
+from rft.reward.sandbox.programs import Outcome, SandboxOptions
 from rft.reward.sandbox.sandbox import Sandbox
 from rft.reward.sandbox.separate import count_passed
 from rft.reward.term import RowTerm, Unscored

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
-from rft.reward.sandbox.options import Limits, Outcome, SandboxOptions
+from rft.reward.sandbox.programs import Limits, Outcome, SandboxOptions
 from rft.reward.sandbox.sandbox import Sandbox
 
 

@@ -1,12 +1,11 @@
-"""Options of the sandbox, limits of a program, and how it ended."""
+"""Options of worker processes in the sandbox."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from rft.ranges import PositiveInt, Range, Seconds
+from rft.ranges import PositiveInt, Range
 
 Layer = Literal["namespaces", "network", "landlock", "seccomp"]
-Status = Literal["ok", "error", "timeout", "memory", "output", "killed", "refused"]
 
 
 @dataclass(frozen=True)
@@ -33,18 +32,6 @@ class CallLimits:
 
 
 @dataclass(frozen=True)
-class Limits(CallLimits):
-    """Limits of one run of a program: those of a call, and more.
-
-    Attributes:
-        output_kib: of stdout, and of stderr.
-        seconds: of real time, from the start of the program's execution.
-    """
-
-    seconds: Seconds
-
-
-@dataclass(frozen=True)
 class WorkerOptions:
     """How the worker processes of a reward term are isolated.
 
@@ -57,39 +44,3 @@ class WorkerOptions:
     require: list[Layer]
     packages: list[str]
     limits: CallLimits
-
-
-@dataclass(frozen=True)
-class SandboxOptions:
-    """How programs are isolated.
-
-    Attributes:
-        require: layers without which no program runs; `namespaces` is always one of them.
-        workers: programs that run at the same time.
-        packages: folders with Python packages that programs may import.
-        limits: of each program.
-    """
-
-    require: list[Layer]
-    workers: PositiveInt
-    packages: list[str]
-    limits: Limits
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a program ended.
-
-    Attributes:
-        status: `ok`, exit status 0; `error`, another exit status; `timeout`, `memory` or `output`, a limit; `killed`, a
-            signal; `refused`, the sandbox could not run it, which says nothing about the program.
-        stdout, stderr: text, with the replacement character for bytes that are not UTF-8, truncated at the limit.
-        seconds: of real time, from the start of its execution.
-        reason: the exit status, the signal, or why the sandbox refused it.
-    """
-
-    status: Status
-    stdout: str
-    stderr: str
-    seconds: float
-    reason: str

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from rft.reward.sandbox.isolation.messages import HEAD, framed
-from rft.reward.sandbox.options import Layer, Limits, Outcome, SandboxOptions, Status
+from rft.reward.sandbox.options import Layer
+from rft.reward.sandbox.programs import Limits, Outcome, SandboxOptions, Status
 from rft.waits import waiting
 from rft.worker.child_process import ChildProcess
 

@@ -10,7 +10,7 @@ from rft.remote.http_client import RequestFailed, ServerClient, bearer, key_name
 from rft.remote.retry import Backoff
 from rft.reward.sandbox.cases import Script
 from rft.reward.sandbox.code import ProgramOptions, ProgramTests
-from rft.reward.sandbox.options import Outcome
+from rft.reward.sandbox.programs import Outcome
 from rft.reward.term import Unscored
 
 PAUSES_S = (0.5, 60.0)  # the shortest and the longest pause between two calls

@@ -18,9 +18,10 @@ from rft.remote.http_client import (
     bearer,
     key_named,
 )
+from rft.reward.async_runners import LoopRunner
+from rft.reward.build import build_term
 from rft.reward.call import CallOptions, HostOptions
-from rft.reward.function import build_term
-from rft.reward.runners import LoopRunner, Runner
+from rft.reward.runners import Runner
 from rft.reward.services.protocol import (
     HEALTH,
     SCORE,

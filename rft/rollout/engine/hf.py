@@ -20,6 +20,7 @@ from rft.actor.init import meta_model
 from rft.actor.model import end_tokens
 from rft.batch.encoded import EncodedText, as_encoded
 from rft.batch.media import concat_media
+from rft.imports import import_part
 from rft.ranges import PositiveInt
 from rft.rollout.engine.base import (
     Completion,
@@ -32,7 +33,7 @@ from rft.rollout.engine.base import (
     Request,
 )
 from rft.rollout.engine.decoding.column_weights import ColumnWeights
-from rft.rollout.engine.decoding.decoder import Decoder, Rows, StaticDecoder, refusal
+from rft.rollout.engine.decoding.decoder import Decoder, Rows, refusal
 from rft.rollout.engine.decoding.fused_step import FusedStep, can_fuse, linear_groups
 from rft.rollout.engine.decoding.step_attention import step_obstacle
 from rft.rollout.engine.kv_cache import can_join, expand, make_cache
@@ -41,6 +42,7 @@ from rft.rollout.engine.texts import decode, in_order, make_completion
 from rft.strategy.base import DTYPES
 from rft.strategy.gather import GatherOptions
 
+GRAPHS = ("rft.rollout.engine.decoding.cuda_graphs", "StaticDecoder")  # a part: runs with cuda_graphs import it
 PREFILL_TOKENS = 16384  # most tokens of one forward over prompts, padding included
 FULLNESS = 0.875  # a batch with a smaller share of live rows is compacted
 
@@ -193,9 +195,9 @@ class HFEngine(Engine):
         padding = [longest - len(prompt) for prompt, count in zip(prompts, copies, strict=True) for _ in range(count)]
         rows = Rows.of(padding, seeds, limits, deltas, logits.device)
         forbidden = forbidden_logits(self.forbidden, logits.shape[-1], logits.device)
-        kind = StaticDecoder if self.options.cuda_graphs else Decoder
+        kind = import_part(*GRAPHS, "rollout.engine.cuda_graphs=true") if self.options.cuda_graphs else Decoder
         fused = FusedStep(self.model, self.columns) if self.fuses else None
-        decoder = kind(self.model, cache, rows, longest, sampling, forbidden, fused)
+        decoder: Decoder = kind(self.model, cache, rows, longest, sampling, forbidden, fused)
         decoder.take(logits.repeat_interleave(samples, dim=0), sampling.first())
         return decoder
 

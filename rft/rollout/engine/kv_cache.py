@@ -26,7 +26,7 @@ class GrowingLayer(DynamicLayer):
         total = past + key_states.shape[2]
         if total > self._storage[0].shape[2]:
             with record_function(LABEL):
-                self._store(_grown(self.keys, total), _grown(self.values, total), past)
+                self._store(grown(self.keys, total), grown(self.values, total), past)
         for storage, states in zip(self._storage, (key_states, value_states), strict=True):
             storage[:, :, past:total] = states
         self._store(*self._storage, total)
@@ -65,47 +65,6 @@ class GrowingLayer(DynamicLayer):
         return joined
 
 
-class StaticLayer(GrowingLayer):
-    """The storage of a growing layer as it is, for steps of fixed shapes, which a CUDA graph may record.
-
-    A step writes one token at a place that is a tensor, and reads the whole storage: the attention mask leaves out what
-    is not written yet.
-
-    Args:
-        layer: its storage becomes that of this layer.
-        place: (1,) where the next token is written; all layers share it.
-    """
-
-    def __init__(self, layer: GrowingLayer, place: Tensor) -> None:
-        super().__init__()
-        self.lazy_initialization(*layer._storage)
-        self._store(*layer._storage, layer._storage[0].shape[2])
-        self._place = place
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        """Writes the states (R, heads, 1, width) of a token and returns the whole storage; again has no effect."""
-        self.keys.index_copy_(2, self._place, key_states)
-        self.values.index_copy_(2, self._place, value_states)
-        return self.keys, self.values
-
-    def get_seq_length(self) -> Tensor:
-        """The length before the next token, which only the device knows."""
-        return self._place[0]
-
-    @property
-    def capacity(self) -> int:
-        """Tokens for which the storage has room."""
-        return self.keys.shape[2]
-
-    def grow(self) -> None:
-        """Moves to a storage for more tokens."""
-        with record_function(LABEL):
-            storage = [_grown(states, states.shape[2] + 1) for states in self._storage]
-            self._store(storage[0], storage[1], storage[0].shape[2])
-
-
 class LabelledCache(DynamicCache):
     """The model's own cache, whose allocations are labelled for mode=plan."""
 
@@ -139,7 +98,8 @@ def _empty_storage(like: Tensor, rows: int, total: int) -> Tensor:
     return like.new_zeros(rows, like.shape[1], _allocated(total), like.shape[3])
 
 
-def _grown(states: Tensor, total: int) -> Tensor:
+def grown(states: Tensor, total: int) -> Tensor:
+    """Keys or values in a storage for more than `total` tokens."""
     storage = _empty_storage(states, states.shape[0], total)
     storage[:, :, : states.shape[2]] = states
     return storage
@@ -168,14 +128,6 @@ def make_cache(config: PreTrainedConfig) -> Cache:
 def can_join(config: PreTrainedConfig) -> bool:
     """Whether `expand` can join several caches of this model."""
     return all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
-
-
-def make_static(cache: Cache, place: Tensor) -> list[StaticLayer]:
-    """Makes the layers of a growing cache static, and returns them; see `StaticLayer`."""
-    layers = [StaticLayer(layer, place) for layer in cache.layers if isinstance(layer, GrowingLayer)]
-    assert len(layers) == len(cache.layers), "sliding and linear layers cannot be static"
-    cache.layers = list(layers)
-    return layers
 
 
 def keep_rows(cache: Cache, rows: Tensor) -> None:

@@ -9,7 +9,8 @@ from rft.data.encode.encoder import Encoder
 from rft.data.tool_calls import Schema, ToolCall, calls_of
 from rft.redaction import redact
 from rft.registry import Plugin
-from rft.rollout.answers import Answer, KeptMarks
+from rft.rollout.answers import Answer
+from rft.rollout.kept_marks import KeptMarks
 
 ANSWERS = 100  # without a call, after which a run says so
 CALLS = 20  # of a tool that all failed, after which a run says so

@@ -1,10 +1,12 @@
 """The options of a run whose answers are episodes: its environments, how tools are called, and limits."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rft.algorithm.algorithm import Algorithm
 from rft.batch.turn_columns import TURN_COLUMNS
+from rft.data.base import SourceFacts
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.templates import PROBE, ChatTemplate
 from rft.data.tool_calls import TOOL_CALLS, find_format, read_by, reads_calls
@@ -12,7 +14,7 @@ from rft.errors import build_each, did_you_mean
 from rft.imports import require_package
 from rft.ranges import PositiveInt, Seconds
 from rft.registry import Plugin, convert
-from rft.rollout.answerer import Episodes
+from rft.rollout.answerer import REWARD, Episodes
 from rft.rollout.environment.call_format import CallFormat, CallReader
 from rft.rollout.environment.contract import FIELD, EnvironmentClass, environment_class
 from rft.rollout.environment.hosted import prepare
@@ -21,6 +23,7 @@ from rft.rollout.environment.turn_template import TurnTemplate
 
 KEY = "environment"
 FORMAT, AUTO = f"{KEY}.tool_format", "auto"
+NO_EPISODES = ("plan", "generate", "chat", "doctor")  # modes that sample single completions
 
 
 @dataclass
@@ -103,6 +106,27 @@ class Environments(Episodes):
             scores=all(kind.scores for kind in kinds),
             several_players=any(kind.players > 1 for kind in kinds),
         )
+
+    def check_run(
+        self, algorithm: Algorithm, facts: SourceFacts, mode: str, scored: bool, media: bool, canary: bool
+    ) -> Iterator[str]:
+        if scored and not self.scores:
+            yield f"reward.terms.{REWARD}: a class of environment.classes has no get_reward; add it, or remove the term"
+        if scored and algorithm.options.turn_rewards is not None:
+            yield (
+                f"algorithm.turn_rewards: the score has the rewards of all turns already, by reward.terms.{REWARD}; "
+                "choose another reward, or set algorithm.turn_rewards=null"
+            )
+        if facts.sampled != "never" and not facts.episodes:
+            yield "environment: this source runs no episodes; choose algorithm/source=rollout, or environment=none"
+        if media:
+            yield "environment: dialogues have no media yet; set actor/processor=none, or environment=none"
+        if canary:
+            yield "environment: canary tasks are answered without it; set reward.canary.path=null, or environment=none"
+        if mode in NO_EPISODES:
+            yield f"environment: mode={mode} runs no episodes; set environment=none"
+        if self.several_players:
+            yield from _compared_players(algorithm)
 
     def check(self, encoder: Encoder) -> None:
         """Also prepares the classes, and builds those that will live in this process. Raises as of `Episodes`."""
@@ -205,3 +229,13 @@ class Environments(Episodes):
 def environments(node: Any) -> Environments:
     """The environments of the node `environment`. Raises as `Environments.of`."""
     return Environments.of(convert(node, EnvironmentOptions, KEY))
+
+
+def _compared_players(algorithm: Algorithm) -> Iterator[str]:
+    """Refuses comparisons of the samples of a prompt, which are different players of games."""
+    advantage, pick = algorithm.advantage, algorithm.selection
+    said = "compares the samples of a prompt, which are different players in a game of environment.classes; choose"
+    if advantage is not None and (advantage.facts.group_baseline or "greedy_scores" in advantage.facts.reads):
+        yield f"algorithm.advantage={advantage.name}: it {said} algorithm/advantage=rae"
+    if pick.facts.groups:
+        yield f"algorithm.pick={pick.name}: it {said} algorithm.pick=all"

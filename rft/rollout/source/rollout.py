@@ -1,16 +1,11 @@
 """Batches of new text: draws prompts, samples groups of responses, scores them, replaces groups without signal."""
 
 import itertools
-import logging
-import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import torch
 from tensordict import TensorDict
-from torch import Tensor
 
-from rft.algorithm.scores.groups import informative_groups
 from rft.batch.collate import collate
 from rft.batch.columns import SOURCE_COLUMNS
 from rft.batch.media import keep_once, share_again
@@ -21,6 +16,7 @@ from rft.data.base import CheckContext, Source, SourceFacts, SourceOptions
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.parts import has_parts, with_data_urls
 from rft.errors import Checks, did_you_mean
+from rft.imports import import_part
 from rft.metrics import Metrics
 from rft.ranges import PositiveInt
 from rft.rollout.answerer import RowRequests
@@ -28,6 +24,9 @@ from rft.rollout.answers import log_episodes
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.forced_stop import ForcedStop
 from rft.rollout.source.base import RolloutContext
+
+# A part, which a run with `algorithm.source.redraw` imports: its module and its function.
+REDRAW = ("rft.rollout.source.dynamic_sampling", "draw_until_full")
 
 
 @dataclass(frozen=True)
@@ -51,19 +50,6 @@ class DynamicSampling:
                 f"algorithm.source.redraw.between={list(self.between)}: expected [low, high] with 0 <= low < high, "
                 "or null"
             )
-
-    def keeps(self, raw: Tensor) -> bool:
-        """True where a group has signal.
-
-        Args:
-            raw: the term of its rows, (N,); NaN for a row without a score, which does not count.
-        """
-        raw = raw[is_scored(raw)]
-        if not len(raw):
-            return False
-        low, high = self.between or (-math.inf, math.inf)
-        inside = low <= float(raw.double().sum()) / len(raw) <= high
-        return inside and bool(informative_groups(raw, torch.zeros(len(raw), dtype=torch.int64)).all())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +100,9 @@ class RolloutSource(Source):
     Where the algorithm reads `greedy_scores`, every prompt is answered once more, with the most likely tokens, and
     every row of its group gets that answer's score.
 
+    Attributes:
+        surplus: groups with signal that dynamic sampling keeps for the next step.
+
     A subclass that chooses prompts or groups, or adds columns, writes `draw`, with `answer` and `all_groups`.
     """
 
@@ -127,13 +116,15 @@ class RolloutSource(Source):
         wants_greedy = "greedy_scores" in context.columns
         self._turn_columns = [name for name in context.columns if name in TURN_COLUMNS]
         self._greedy = replace(context.sampling, temperature=0.0, first_token=None) if wants_greedy else None
-        self._surplus: list[list[dict[str, Any]]] = []
+        self.surplus: list[list[dict[str, Any]]] = []
         self._dropped: dict[str, list[int]] = {}
 
     def next(self, metrics: Metrics) -> TensorDict:
         """This rank's rows of the next step: whole groups, all of one prompt on one rank."""
-        dynamic_sampling = self.options.redraw
-        groups = self._draw_until_full(dynamic_sampling, metrics) if dynamic_sampling else self.draw(metrics)
+        if self.options.redraw is None:
+            groups = self.draw(metrics)
+        else:
+            groups = import_part(*REDRAW, "algorithm.source.redraw")(self, self.options.redraw, metrics)
         return collate([row for group in groups for row in group])
 
     def draw(self, metrics: Metrics) -> list[list[dict[str, Any]]]:
@@ -183,43 +174,12 @@ class RolloutSource(Source):
         log_episodes([*itertools.chain(*answers)], metrics)
         return answers, scores.drop_groups([len(group) for group in answers])
 
-    def _draw_until_full(self, dynamic_sampling: DynamicSampling, metrics: Metrics) -> list[list[dict[str, Any]]]:
-        """Rounds until all ranks together hold enough groups with signal; the surplus is kept for the next step."""
-        good: list[list[dict[str, Any]]] = self._surplus
-        spare: list[list[dict[str, Any]]] = []
-        prompts = self.context.prompts
-        for round_number in range(1, dynamic_sampling.max_rounds + 1):
-            if self._total(len(good)) >= prompts:
-                break
-            for group in self.draw(metrics):
-                terms = {row["unit"]: row["terms"][dynamic_sampling.term] for row in group}  # one of each trajectory
-                kept = dynamic_sampling.keeps(torch.stack(list(terms.values())))
-                (good if kept else spare).append(group)
-            metrics.largest("rollout/rounds", round_number)
-        informative = self._total(len(good))
-        metrics.add("rollout/informative", min(informative, prompts) / prompts, 1.0)
-        if informative < prompts:
-            logging.getLogger(__name__).warning(
-                "dynamic sampling found %d of %d groups with signal in %r in algorithm.source.redraw.max_rounds=%d "
-                "rounds; groups without signal fill the batch",
-                informative, prompts, dynamic_sampling.term, dynamic_sampling.max_rounds,
-            )  # fmt: skip
-        good, spare = self.all_groups(good), self.all_groups(spare)
-        chosen = good[:prompts] + spare[: max(0, prompts - informative)]
-        self.drop(spare[max(0, prompts - informative) :][self.context.share], "no signal")
-        # Groups move between ranks, because which rank finds signal is random.
-        self._surplus = good[prompts:][self.context.share]
-        return chosen[self.context.share]
-
     def all_groups(self, groups: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
         """The groups of all ranks in the order in which they were drawn."""
         return sorted((group for part in self.context.world.gather(groups) for group in part), key=_position)
 
-    def _total(self, number: int) -> int:
-        return sum(self.context.world.gather(number))
-
     def waiting(self) -> list[int]:
-        return [_position(group) for group in self._surplus]
+        return [_position(group) for group in self.surplus]
 
     def drop(self, groups: list[list[dict[str, Any]]], reason: str) -> None:
         """Records groups of this rank that never train, see `dropped`."""
@@ -231,12 +191,12 @@ class RolloutSource(Source):
 
     def state_dict(self) -> dict[str, Any]:
         """The place in the data, and the groups of all ranks that are kept for the next step."""
-        surplus = self.all_groups([keep_once(group) for group in self._surplus])
+        surplus = self.all_groups([keep_once(group) for group in self.surplus])
         return super().state_dict() | {"surplus": surplus}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._surplus = [share_again(group) for group in state["surplus"][self.context.share]]
+        self.surplus = [share_again(group) for group in state["surplus"][self.context.share]]
 
 
 def check_term(key: str, term: str, context: CheckContext) -> None:

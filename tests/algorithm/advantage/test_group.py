@@ -6,7 +6,8 @@ import math
 import pytest
 import torch
 
-from rft.algorithm.advantage.group import _warn_of_single_rows, dr_grpo, group_norm, rloo, rloo_whitened
+from rft.algorithm.advantage.baselines import _warn_of_single_rows, rloo, rloo_whitened
+from rft.algorithm.advantage.group import dr_grpo, group_norm
 from rft.algorithm.advantage.returns import estimate, gae, reinforce_pp
 from rft.algorithm.statistics import whitened
 from tests.helpers import batch_of

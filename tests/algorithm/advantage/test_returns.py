@@ -12,7 +12,7 @@ from rft.algorithm.advantage.returns import (
     reinforce_pp,
     remax,
 )
-from rft.algorithm.scores.shaping import token_rewards
+from rft.algorithm.scores.rewards import token_rewards
 from rft.algorithm.statistics import whitened
 from tests.helpers import batch_of
 

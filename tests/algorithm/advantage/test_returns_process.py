@@ -6,7 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rft.algorithm.advantage.group import rloo
+from rft.algorithm.advantage.baselines import rloo
 from rft.algorithm.advantage.returns import prime
 from rft.algorithm.loss.reward_model import implicit_reward
 from tests.helpers import batch_of

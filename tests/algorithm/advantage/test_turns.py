@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rft.algorithm import ADVANTAGES
-from rft.algorithm.scores.shaping import token_rewards
+from rft.algorithm.scores.rewards import token_rewards
 from tests.helpers import batch_of
 
 TURN = torch.tensor([[0, 1, 0, 2, 2], [0, 1, 2, 0, 0], [0, 1, 1, 0, 0]])

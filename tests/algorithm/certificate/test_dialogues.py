@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from rft.algorithm.certificate.dialogues import LAYOUTS, measure_dialogues, same_gradient, separate_rows
-from rft.algorithm.options import TurnRewards
-from rft.algorithm.token_weights.correction import CorrectionOptions, Rule
+from rft.algorithm.options import CorrectionOptions, Rule, TurnRewards
 from tests.helpers import plain_algorithm
 
 PER_TURN = LAYOUTS["a row per turn"]

@@ -7,7 +7,8 @@ import torch
 from tensordict import TensorDict
 
 from rft.algorithm import LOSSES
-from rft.algorithm.loss.clip import cpgd, ppo_clip, two_sided
+from rft.algorithm.loss.clip import ppo_clip
+from rft.algorithm.loss.clip_variants import cpgd, two_sided
 from rft.algorithm.loss.soft import cispo, dppo_kl, dppo_tv, dro, kimi, reinforce, sapo
 
 F64 = torch.float64

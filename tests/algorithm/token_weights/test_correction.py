@@ -7,7 +7,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rft.algorithm.token_weights.correction import Correction, CorrectionOptions, Rule, measure, row_weights
+from rft.algorithm.options import CorrectionOptions, Rule
+from rft.algorithm.token_weights.aggregation import row_weights
+from rft.algorithm.token_weights.correction import Correction, measure
 from rft.metrics import Metrics
 from tests.helpers import batch_of
 

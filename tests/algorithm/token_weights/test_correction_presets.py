@@ -10,7 +10,8 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 
 import rft
-from rft.algorithm.token_weights.correction import Correction, CorrectionOptions
+from rft.algorithm.options import CorrectionOptions
+from rft.algorithm.token_weights.correction import Correction
 from rft.metrics import Metrics
 from rft.registry import convert
 

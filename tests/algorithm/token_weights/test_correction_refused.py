@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from rft.algorithm.token_weights.correction import Correction, CorrectionOptions, Rule
+from rft.algorithm.options import CorrectionOptions, Rule
+from rft.algorithm.token_weights.correction import Correction
 
 RULE = Rule("ratio", "token", None, "clamp", None, 2.0, "any")
 

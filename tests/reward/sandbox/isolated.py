@@ -5,7 +5,7 @@ import signal
 import time
 from pathlib import Path
 
-from rft.reward.sandbox.options import Limits, SandboxOptions
+from rft.reward.sandbox.programs import Limits, SandboxOptions
 from rft.reward.sandbox.sandbox import LAYERS
 from tests.conftest import SOON_S
 

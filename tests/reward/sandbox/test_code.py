@@ -6,7 +6,7 @@ from rft.registry import Target
 from rft.reward.sandbox.cases import Call, StdinCase
 from rft.reward.sandbox.code import count_right, equal, extract_program, passes
 from rft.reward.sandbox.isolation.harness import evaluate, plain
-from rft.reward.sandbox.options import Outcome
+from rft.reward.sandbox.programs import Outcome
 from rft.reward.term import Unscored
 from tests.reward.reward_of import reward_of
 from tests.reward.sandbox.isolated import LIMITS

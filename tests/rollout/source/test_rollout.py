@@ -18,6 +18,7 @@ from rft.rollout.answers import uncut
 from rft.rollout.engine.base import Completion, row_seed
 from rft.rollout.engine.sampling import FirstToken, Sampling
 from rft.rollout.forced_stop import ForcedStop
+from rft.rollout.source.dynamic_sampling import keeps
 from rft.rollout.source.rollout import DynamicSampling, RolloutSource
 from tests.data.contexts import check_context
 from tests.rollout.contexts import NO_THOUGHTS, rollout_context
@@ -260,7 +261,7 @@ def test_groups_without_signal_are_drawn_again_until_the_batch_is_full(size, ran
 def test_what_is_left_over_waits_in_the_order_of_its_draw(ranks):
     signal = {1, 2, 3, 4, 5, 6}
     [(mine, _)] = ranks(1, lambda world: informative(world, signal))
-    surplus = [group[0]["group"] for group in mine._surplus]
+    surplus = [group[0]["group"] for group in mine.surplus]
     assert surplus and surplus == positions_with(signal, 99)[4 : 4 + len(surplus)]
 
 
@@ -273,7 +274,7 @@ def test_the_cap_fills_the_batch_with_a_warning(ranks, caplog):
     assert numbers["rollout/informative"] == 0.25
     assert numbers["rollout/rounds"] == 2
     assert "found 1 of 4 groups" in caplog.text and "algorithm.source.redraw.max_rounds=2" in caplog.text
-    assert mine._surplus == []
+    assert mine.surplus == []
 
 
 @pytest.mark.parametrize("signal", [set(), {0}, {0, 1}, {5}])
@@ -371,7 +372,7 @@ def test_the_surplus_keeps_its_media_through_a_checkpoint(wrote, reads, ranks):
     ],
 )
 def test_groups_are_kept_by_their_mean(raw, between, kept):
-    assert DynamicSampling("right", between, 1).keeps(torch.tensor(raw, dtype=torch.float32)) is kept
+    assert keeps(DynamicSampling("right", between, 1), torch.tensor(raw, dtype=torch.float32)) is kept
 
 
 @pytest.mark.parametrize("size", [1, 2])

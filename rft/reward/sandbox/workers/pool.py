@@ -16,11 +16,13 @@ from typing import Any
 
 import rft
 from rft.reward import REWARDS
+from rft.reward.build import build_term
 from rft.reward.call import CallOptions
-from rft.reward.function import build_term, ground_truth
+from rft.reward.function import ground_truth
 from rft.reward.runners import Outcomes, Rows, Runner
 from rft.reward.sandbox.isolation.messages import framed
-from rft.reward.sandbox.options import Limits, SandboxOptions, WorkerOptions
+from rft.reward.sandbox.options import WorkerOptions
+from rft.reward.sandbox.programs import Limits, SandboxOptions
 from rft.reward.sandbox.sandbox import Sandbox, Spawned
 from rft.reward.sandbox.workers.worker import LAST, WorkerSetup, decode
 from rft.reward.term import Term

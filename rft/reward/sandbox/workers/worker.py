@@ -22,7 +22,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from rft.reward.function import BatchFunction, RowFunction, build_term
+from rft.reward.build import build_term
+from rft.reward.function import BatchFunction, RowFunction
 from rft.reward.sandbox.isolation.messages import HEAD, read_message, write_message
 from rft.reward.sandbox.isolation.view import WORK
 from rft.reward.sandbox.options import CallLimits

@@ -1,8 +1,7 @@
 """Decodes a wave: the newest token of each row goes in, and the next one is drawn from the logits behind it."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,11 +11,8 @@ from transformers import Cache, PreTrainedModel
 from rft.actor.forward.logits import forbid_
 from rft.rollout.engine.decoding.fused_step import FusedStep
 from rft.rollout.engine.decoding.step_attention import attends_by_step, step_obstacle
-from rft.rollout.engine.kv_cache import keep_rows, make_static
-from rft.rollout.engine.sampling import Sampling, draw, draws_on_device, stream
-
-RECORDED = "cuda"  # the device whose steps are recorded
-Result = TypeVar("Result")
+from rft.rollout.engine.kv_cache import keep_rows
+from rft.rollout.engine.sampling import Sampling, draw, stream
 
 
 @dataclass
@@ -176,86 +172,6 @@ class Decoder:
         return logits
 
 
-class CudaGraph(Generic[Result]):
-    """A function without arguments, recorded on the current device. It is not computed until the first replay.
-
-    Args:
-        function: reads no number of the device, and the tensors that it reads and changes keep their addresses. It was
-            called before, since what libraries do at their first call cannot be recorded.
-        name: of the model, for messages.
-
-    Raises:
-        ValueError: the function cannot be recorded; names the key and the cure.
-    """
-
-    def __init__(self, function: Callable[[], Result], name: str) -> None:
-        self._graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):  # other threads may use the device
-                self._result = function()
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            raise refusal(f"a step of {name} cannot be recorded ({str(error).splitlines()[0]})") from error
-
-    def replay(self) -> Result:
-        """Computes the function. The next call overwrites the tensors of the result."""
-        self._graph.replay()
-        return self._result
-
-
 def refusal(reason: str) -> ValueError:
     """The error of a run whose steps cannot be recorded."""
     return ValueError(f"rollout.engine.cuda_graphs=true: {reason}; set rollout.engine.cuda_graphs=false")
-
-
-@dataclass(eq=False)
-class StaticDecoder(Decoder):
-    """Decodes in steps of fixed shapes, which a GPU replays as a CUDA graph.
-
-    A graph holds the addresses of the weights, of the cache and of the rows. It belongs to one wave, in which no weight
-    is replaced. Another one is recorded when rows are compacted, to a power of two, and when the cache grows, by one
-    half. The draw is in the graph, unless it needs a number on the host.
-    """
-
-    ahead: ClassVar[int] = 8  # the host waits for the device once in so many steps
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._layers = make_static(self.cache, self._place)
-        self._replay: Callable[[], None] | None = None
-
-    def rows_for(self, live: int) -> int:
-        """The next power of two, so that few graphs are recorded."""
-        return 1 << (live - 1).bit_length()
-
-    def keep(self, rows: Tensor) -> None:
-        self._replay = None
-        super().keep(rows)
-
-    def step(self) -> None:
-        """The first step of new shapes is not replayed: it prepares what libraries need."""
-        if self.prompt + self.drawn > self._layers[0].capacity:
-            self._replay = None
-            for layer in self._layers:
-                layer.grow()
-        if self._replay is not None:
-            self._replay()
-        else:
-            self._step()
-            if self._place.device.type == RECORDED:
-                self._replay = self._record()
-        self.drawn += 1
-
-    def _record(self) -> Callable[[], None]:
-        name = type(self.model).__name__
-        if draws_on_device(self.sampling):
-            return CudaGraph(self._step, name).replay
-        logits = CudaGraph(self._logits, name)
-        return lambda: self._take(logits.replay(), self.sampling)
-
-    def _logits(self) -> Tensor:
-        """Like the draw, it reads no number, and no input but tensors that keep their addresses."""
-        columns = torch.arange(self._layers[0].capacity, device=self._place.device)
-        seen = (columns >= self.rows.padding[:, None]) & (columns <= self._place)  # (R, T)
-        return self._logits_by_step(seen, (self._place - self.rows.padding)[:, None])

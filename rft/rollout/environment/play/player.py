@@ -76,17 +76,17 @@ class Policy:
         return answer, read
 
     async def _sample(self, prompt: list[int], seed: int, most: int) -> Answer:
-        stop = self.forced_stop
-        if stop is None:
+        if self.forced_stop is None:
             return uncut(await self.turns.sample(prompt, seed, most, self.sampling))
-        phrase = stop.encode(self.encoder)
-        start = await self.turns.sample(prompt, seed, stop.limit(seed, most, phrase), self.sampling)
-        rest = stop.rest(prompt, start, seed, most, phrase)
+        stop = self.forced_stop.with_encoder(self.encoder)
+        start = await self.turns.sample(prompt, seed, stop.limit(seed, most), self.sampling)
+        rest = stop.rest(prompt, start, seed, most)
         if rest is None:
             return uncut(start)
         how = stop.sampling_of_rest(self.sampling)
         end = await self.turns.sample(rest.prompt, rest.seeds[0], rest.limit(0, how), how)
-        return stop.joined(start, end, phrase)
+        answer: Answer = stop.joined(start, end)
+        return answer
 
 
 class Player:

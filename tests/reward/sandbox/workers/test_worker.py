@@ -2,7 +2,7 @@
 
 import os
 
-from rft.reward.function import build_term
+from rft.reward.build import build_term
 from rft.reward.sandbox.workers.worker import clear, facts
 
 MODULE = "tests.reward.sandbox.workers.functions"

@@ -5,7 +5,7 @@ import math
 import torch
 
 from rft.algorithm.advantage.turns import gigpo
-from rft.algorithm.scores.shaping import add_turn_rewards
+from rft.algorithm.scores.rewards import add_turn_rewards
 from rft.batch.collate import collate
 from rft.batch.trajectory import to_rows
 from rft.batch.turn_columns import TURN_COLUMNS

@@ -5,15 +5,7 @@ import math
 import pytest
 import torch
 
-from rft.algorithm.statistics import (
-    crossing,
-    exact_mean,
-    largest,
-    largest_of_rows,
-    ordered,
-    share_of,
-    up_to_mean,
-)
+from rft.algorithm.order_statistics import crossing, exact_mean, largest, largest_of_rows, ordered, share_of, up_to_mean
 from rft.batch.counter_rng import token_draws
 
 F64 = torch.float64

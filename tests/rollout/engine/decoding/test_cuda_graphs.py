@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rft.rollout.engine.base import Request
-from rft.rollout.engine.decoding import decoder
+from rft.rollout.engine.decoding import cuda_graphs
 from tests.e2e.host_waits import HostWaits
 from tests.helpers import hf_engine
 from tests.rollout.word_models import MODELS, MORE, build, prompts_of, sampling
@@ -101,12 +101,12 @@ def test_a_step_may_be_recorded(monkeypatch, tokenizer, name, options, recorded)
     limits = [5, 20, 40, 80]
     requests = [Request(p, [100 * i + j for j in range(4)], limits) for i, p in enumerate(prompts_of(3, 8, 8, 30, 2))]
     expected = growing.generate(requests, sampling(max_new_tokens=80, **options))
-    monkeypatch.setattr(decoder, "CudaGraph", Recorded)
-    monkeypatch.setattr(decoder, "RECORDED", "cpu")
+    monkeypatch.setattr(cuda_graphs, "CudaGraph", Recorded)
+    monkeypatch.setattr(cuda_graphs, "RECORDED", "cpu")
     same(static.generate(requests, sampling(max_new_tokens=80, **options)), expected)
     longest = max(len(c.tokens) for c in flat(expected))
     drawn = 1 + len(graphs) + len(steps)  # after the first token, the first step of each shape is not replayed
-    assert found == [] and longest <= drawn < longest + decoder.StaticDecoder.ahead
+    assert found == [] and longest <= drawn < longest + cuda_graphs.StaticDecoder.ahead
     assert [rows for rows, _ in graphs] == sorted((rows for rows, _ in graphs), reverse=True)
     assert len({rows for rows, _ in graphs}) >= 3 and len({capacity for _, capacity in graphs}) >= 2
     assert len(graphs) < len(steps) / 5

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from rft.algorithm.advantage.returns import teacher
-from rft.algorithm.loss.supervised import forward_kl, jsd, reverse_kl
+from rft.algorithm.loss.distillation import forward_kl, jsd, reverse_kl
 from tests.helpers import batch_of
 
 F64 = torch.float64

@@ -3,7 +3,7 @@
 import torch
 from tensordict import TensorDict
 
-from rft.algorithm.scores.shaping import add_turn_rewards, token_rewards
+from rft.algorithm.scores.rewards import add_turn_rewards, token_rewards
 
 F64 = torch.float64
 KEEP = torch.tensor([[0, 1, 0, 1, 0], [0, 0, 0, 0, 0], [0, 1, 1, 1, 1]], dtype=torch.bool)

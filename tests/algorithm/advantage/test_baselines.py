@@ -4,19 +4,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rft.algorithm.advantage.group import (
-    cpgd,
-    dr_grpo,
-    gdpo,
-    gpg,
-    group_norm,
-    maxrl,
-    opo,
-    pass_at_k,
-    reinforce_pp_baseline,
-    rloo,
-    rloo_whitened,
-)
+from rft.algorithm.advantage.baselines import cpgd, gdpo, gpg, opo, reinforce_pp_baseline, rloo, rloo_whitened
+from rft.algorithm.advantage.group import dr_grpo, group_norm
+from rft.algorithm.advantage.objectives import maxrl, pass_at_k
 from rft.algorithm.statistics import whitened
 from tests.algorithm.advantage.test_group import rows_of
 from tests.helpers import batch_of

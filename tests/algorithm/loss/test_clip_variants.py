@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from rft.algorithm import LOSSES
-from rft.algorithm.loss.clip import covariances, ppo_clip
+from rft.algorithm.loss.clip import ppo_clip
+from rft.algorithm.loss.clip_variants import covariances
 from tests.helpers import batch_of
 
 F64 = torch.float64

@@ -5,7 +5,7 @@ import torch
 from tensordict import TensorDict
 
 from rft.algorithm import SELECTIONS
-from rft.algorithm.scores.groups import resample_counts
+from rft.algorithm.scores.selections import resample_counts
 
 
 def test_as_many_rows_as_before_and_none_of_weight_zero():

@@ -1,0 +1,60 @@
+"""Dynamic sampling (DAPO, 2503.14476): rounds of prompts, until a step has enough groups with signal."""
+
+import logging
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rft.algorithm.scores.groups import informative_groups
+from rft.batch.scores import is_scored
+from rft.metrics import Metrics
+from rft.rollout.source.rollout import DynamicSampling, RolloutSource
+
+
+def keeps(options: DynamicSampling, raw: Tensor) -> bool:
+    """True where a group has signal.
+
+    Args:
+        raw: the term of its rows, (N,); NaN for a row without a score, which does not count.
+    """
+    raw = raw[is_scored(raw)]
+    if not len(raw):
+        return False
+    low, high = options.between or (-math.inf, math.inf)
+    inside = low <= float(raw.double().sum()) / len(raw) <= high
+    return inside and bool(informative_groups(raw, torch.zeros(len(raw), dtype=torch.int64)).all())
+
+
+def draw_until_full(source: RolloutSource, options: DynamicSampling, metrics: Metrics) -> list[list[dict[str, Any]]]:
+    """Rounds until all ranks together hold enough groups with signal; the surplus is kept for the next step."""
+    good: list[list[dict[str, Any]]] = source.surplus
+    spare: list[list[dict[str, Any]]] = []
+    prompts, share = source.context.prompts, source.context.share
+    for round_number in range(1, options.max_rounds + 1):
+        if _total(source, len(good)) >= prompts:
+            break
+        for group in source.draw(metrics):
+            terms = {row["unit"]: row["terms"][options.term] for row in group}  # one of each trajectory
+            kept = keeps(options, torch.stack(list(terms.values())))
+            (good if kept else spare).append(group)
+        metrics.largest("rollout/rounds", round_number)
+    informative = _total(source, len(good))
+    metrics.add("rollout/informative", min(informative, prompts) / prompts, 1.0)
+    if informative < prompts:
+        logging.getLogger(__name__).warning(
+            "dynamic sampling found %d of %d groups with signal in %r in algorithm.source.redraw.max_rounds=%d "
+            "rounds; groups without signal fill the batch",
+            informative, prompts, options.term, options.max_rounds,
+        )  # fmt: skip
+    good, spare = source.all_groups(good), source.all_groups(spare)
+    chosen = good[:prompts] + spare[: max(0, prompts - informative)]
+    source.drop(spare[max(0, prompts - informative) :][share], "no signal")
+    # Groups move between ranks, because which rank finds signal is random.
+    source.surplus = good[prompts:][share]
+    return chosen[share]
+
+
+def _total(source: RolloutSource, number: int) -> int:
+    return sum(source.context.world.gather(number))
