@@ -139,6 +139,15 @@ BROKEN = [
         },
     ),
     (
+        parts,
+        {
+            "rft/data/tool_calls/a.py": "",
+            "rft/rollout/environment/b.py": "import rft.data.tool_calls.a",  # environments need tool calls
+            "rft/reward/rules/tags.py": "import rft.data.tool_calls.a",
+        },
+        {"rft.reward.rules.tags: imports rft.data.tool_calls.a"},
+    ),
+    (
         cycles,
         {"rft/data/a.py": "from rft.data import b", "rft/data/b.py": "def f(): import rft.data.a", "rft/data/c.py": ""},
         {"rft.data.a: in a cycle with rft.data.b", "rft.data.b: in a cycle with rft.data.a"},

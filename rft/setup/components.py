@@ -26,7 +26,7 @@ from rft.distributed import SINGLE_PROCESS, World, device_kind
 from rft.errors import Check, Checked, checks, part
 from rft.evaluation.base import EvaluationContext, Evaluator
 from rft.evaluation.generation import GenerationEvaluator, GenerationOptions
-from rft.evaluation.loss import LossEvaluator
+from rft.imports import import_part
 from rft.redaction import redact
 from rft.remote.watchdog import Watchdog
 from rft.rollout.answerer import Answerer, SingleTurn, episode_answerer
@@ -296,7 +296,9 @@ class Components(Constraints):
         """
         run, context = self.run, EvaluationContext(world, encoder, sets)
         if self.given is not None:
-            return LossEvaluator(context, self.algorithm, self.given, models, run.seed)
+            build = import_part("rft.evaluation.loss", "LossEvaluator", "eval.loss=true")
+            evaluator: Evaluator = build(context, self.algorithm, self.given, models, run.seed)
+            return evaluator
         if self.grader is not None:
             policy, source = models[POLICY], self.source.options
             return self.grader(context, lambda batch: policy.compute(batch, ("score",), 1.0)["score"], source)

@@ -23,6 +23,12 @@ PARTS = {
         "rft/reward/rules/reasoning_gym.py",
         "rft/rollout/environment/adapters/verifiers*.py",
     ),
+    "rows of scored answers": ("rft/data/rows/scored.py",),
+    "rows of judges": ("rft/data/rows/judge_data.py",),
+    "preferences": ("rft/data/given/pairs.py", "rft/evaluation/preference.py"),
+    "labelled steps": ("rft/data/given/steps.py", "rft/evaluation/process.py"),
+    "loss of held-out texts": ("rft/evaluation/loss.py",),
+    "tool calls": ("rft/data/tool_calls", "rft/reward/rules/tool_calls.py"),
     "rules": ("rft/reward/rules/*.py", "rft/reward/rules/*/"),
     "sandbox": ("rft/reward/sandbox",),
     "reward models": ("rft/reward/models", "rft/reward/services/judge_server.py"),
@@ -50,6 +56,12 @@ PARTS = {
     "mode=replay": ("rft/modes/replay",),
     "mode=serve": ("rft/modes/serve",),
     "mode=verify": ("rft/modes/verify*.py", "rft/algorithm/certificate", "rft/reward/certificate"),
+}
+# Parts whose files a part imports: it is taken out with them.
+NEEDS: dict[str, tuple[str, ...]] = {
+    "environments": ("tool calls",),
+    "reward models": ("rows of judges",),
+    "rows of judges": ("preferences",),
 }
 # In the folder of a part, and of none: what the default run chooses, and options that every config has.
 OF_EVERY_RUN = (
