@@ -1,4 +1,4 @@
-"""The abstract classes of held-out evaluation: evaluators, and the results of one on a set."""
+"""The abstract classes of held-out evaluation and of canary tasks: evaluators, and the results of one on a set."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -171,6 +171,36 @@ class ScoreEvaluator(RowEvaluator):
         batch = collate(examples)
         batch["loss_mask"] = batch["response_mask"]
         return self.scores(batch)
+
+
+@dataclass(frozen=True)
+class CanaryResult:
+    """The responses to all canary tasks.
+
+    Attributes:
+        accuracy: their mean accuracy, where a value below 0 counts as 0 and one above 1 as 1; None if no response has a
+            score.
+        texts: `{prompt, response, score, accuracy}` and the terms of each, the highest accuracy first.
+    """
+
+    accuracy: float | None
+    texts: list[dict[str, Any]]
+
+
+class Canary(ABC):
+    """The canary tasks of a run, which are answered while it trains."""
+
+    @abstractmethod
+    def due(self, step: int) -> bool:
+        """Whether the responses are sampled after this step."""
+
+    @abstractmethod
+    def run(self, step: int, progress: Progress) -> CanaryResult:
+        """The responses after a step, the same on every rank. A collective; `progress` as in `Evaluator.run`."""
+
+    @abstractmethod
+    def problem(self, result: CanaryResult) -> str:
+        """Why a run stops whose canary tasks are rewarded, with some of the texts; empty if it does not stop."""
 
 
 def summary(results: Mapping[str, SetResult]) -> dict[str, float]:

@@ -24,8 +24,8 @@ from rft.data.row_checks import check_held_out
 from rft.data.rows.stream import check_room
 from rft.distributed import SINGLE_PROCESS, World, raise_peer_failure
 from rft.errors import surviving
-from rft.evaluation.base import metric_value
-from rft.evaluation.canary import CanaryProbe
+from rft.evaluation.base import Canary, metric_value
+from rft.imports import import_part
 from rft.logger.log import RunLog, SilentLog
 from rft.logger.redact import public_config
 from rft.registry import Target
@@ -277,15 +277,17 @@ class Job(Components):
         assert policy.optimizer_options is not None
         stages = self.build_stages(source, policy.optimizer_options)
         evaluator = self.evaluator(world, models, sampler, loaded.encoder, loaded.held_out)
-        canary = CanaryProbe(
-            world=world,
-            encoder=loaded.encoder,
-            sampler=sampler,
-            reward=self.reward,
-            rows=loaded.canary,
-            sampling=run.rollout,
-            seed=run.seed,
-        )
+        canary: Canary | None = None
+        if loaded.canary and changes.probes:
+            canary = import_part("rft.evaluation.canary", "CanaryProbe", "reward.canary.path")(
+                world=world,
+                encoder=loaded.encoder,
+                sampler=sampler,
+                reward=self.reward,
+                rows=loaded.canary,
+                sampling=run.rollout,
+                seed=run.seed,
+            )
         trained = Trained(
             models,
             copies=[models[role.key] for role in ROLES if role.key in models and self.starts_as_policy(role)],
@@ -302,7 +304,7 @@ class Job(Components):
         watch = Watch(
             evaluator=evaluator if loaded.held_out and changes.evaluates else None,
             evaluates_at_start=run.eval.at_start,
-            canary=canary if loaded.canary and changes.probes else None,
+            canary=canary,
             nonfinite=NonFinitePolicy(run.faults, changes.faults or folder, world, log),
             stop=StopRequest(run.max_time, world.rank, raise_peer_failure, changes.last_step),
             unsaved=UnsavedMemory(self.without_state()),

@@ -19,9 +19,8 @@ from rft.data.encode.limits import check_lengths, fit_prompts, fit_texts
 from rft.data.encode.processor import MediaProcessor
 from rft.data.encode.tokenizer import check_tokenizer
 from rft.data.encode.truncation import TextLimit
-from rft.data.row_checks import check_rows
+from rft.data.row_checks import check_rows, refuse_agents
 from rft.data.rows.lazy import Row, Rows, load
-from rft.data.rows.sources import refuse_agents
 from rft.distributed import SINGLE_PROCESS, World, device_kind
 from rft.errors import Check, Checked, checks, part
 from rft.evaluation.base import EvaluationContext, Evaluator

@@ -23,11 +23,19 @@ PARTS = {
         "rft/reward/rules/reasoning_gym.py",
         "rft/rollout/environment/adapters/verifiers*.py",
     ),
+    "rows of files": (
+        "rft/data/rows/files.py",
+        "rft/data/rows/schemas.py",
+        "rft/data/rows/sources.py",
+        "rft/data/rows/text_files.py",
+    ),
     "rows of scored answers": ("rft/data/rows/scored.py",),
+    "rows of a split": ("rft/data/rows/split.py",),
     "rows of judges": ("rft/data/rows/judge_data.py",),
     "preferences": ("rft/data/given/pairs.py", "rft/evaluation/preference.py"),
     "labelled steps": ("rft/data/given/steps.py", "rft/evaluation/process.py"),
     "loss of held-out texts": ("rft/evaluation/loss.py",),
+    "canary tasks": ("rft/evaluation/canary.py",),
     "tool calls": ("rft/data/tool_calls", "rft/reward/rules/tool_calls.py"),
     "rules": ("rft/reward/rules/*.py", "rft/reward/rules/*/"),
     "sandbox": ("rft/reward/sandbox",),
@@ -59,9 +67,15 @@ PARTS = {
 }
 # Parts whose files a part imports: it is taken out with them.
 NEEDS: dict[str, tuple[str, ...]] = {
+    "builtin environments": ("rows of files",),
+    "canary tasks": ("rows of files",),
     "environments": ("tool calls",),
+    "mode=evaluate": ("rows of files",),
+    "mode=generate": ("rows of files",),
     "reward models": ("rows of judges",),
     "rows of judges": ("preferences",),
+    "rows of packages": ("rows of files",),
+    "rows of scored answers": ("rows of files",),
 }
 # In the folder of a part, and of none: what the default run chooses, and options that every config has.
 OF_EVERY_RUN = (

@@ -22,7 +22,7 @@ from rft.data.encode.templates import ChatTemplate, Messages
 from rft.data.encode.tokenizer import Continuation, UnknownCharacters
 from rft.data.encode.truncation import Overlong, PromptLimit, TextLimit
 from rft.data.rows.lazy import Rows, located, place
-from rft.data.rows.text_files import read_text
+from rft.data.text import read_text
 
 TrainOn = Literal["response", "assistant", "last", "all"]
 Example = tuple[EncodedText, list[float]]  # T tokens, and what each of them counts in the loss

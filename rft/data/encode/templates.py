@@ -12,8 +12,8 @@ from jinja2 import TemplateError, meta
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from rft.data.rows.text_files import read_text
 from rft.data.strict_json import value_of
+from rft.data.text import read_text
 from rft.errors import did_you_mean, prefixed
 from rft.sanitize import one_line
 

@@ -9,7 +9,7 @@ from rft.data.encode.masks import conversation
 from rft.data.given.pairs import TRUTHS
 from rft.data.rows.lazy import LazyRows, Row, Rows, load
 from rft.data.rows.mixture import Mixture
-from rft.data.rows.text_files import read_text
+from rft.data.text import read_text
 from rft.errors import prefixed
 from rft.ranges import Seed
 from rft.registry import Target, take
