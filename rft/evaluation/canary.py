@@ -6,7 +6,7 @@ from typing import Any
 
 from rft.batch.scores import mean_of_scored, number_or_none
 from rft.data.encode.encoder import Encoder
-from rft.data.encode.parts import with_data_urls
+from rft.data.encode.media.normal import with_data_urls
 from rft.data.row_checks import check_rows
 from rft.data.rows.lazy import Rows
 from rft.data.rows.sources import FileRows

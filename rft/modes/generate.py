@@ -17,7 +17,7 @@ from rich.console import Console
 from rft.data.encode.limits import check_lengths
 from rft.data.encode.media.files import whole_file
 from rft.data.encode.media.folder import store_media
-from rft.data.encode.parts import normalize_media, with_data_urls
+from rft.data.encode.media.normal import normalize_media, with_data_urls
 from rft.data.row_checks import refuse_agents
 from rft.data.rows.files import find_files, read_rows
 from rft.data.rows.lazy import Row, Rows

@@ -46,6 +46,7 @@ PARTS = {
         "rft/rollout/source/mixed.py",
         "rft/rollout/source/self_play.py",
     ),
+    "images, sounds and video": ("rft/data/encode/media", "rft/data/encode/processors.py"),
     "tasks of images and sounds": ("rft/data/encode/tasks",),
     "loggers of services": (
         "rft/logger/service.py",
@@ -68,14 +69,16 @@ PARTS = {
 # Parts whose files a part imports: it is taken out with them.
 NEEDS: dict[str, tuple[str, ...]] = {
     "builtin environments": ("rows of files",),
-    "canary tasks": ("rows of files",),
+    "canary tasks": ("images, sounds and video", "rows of files"),
     "environments": ("tool calls",),
-    "mode=evaluate": ("rows of files",),
-    "mode=generate": ("rows of files",),
-    "reward models": ("rows of judges",),
+    "mode=evaluate": ("images, sounds and video", "rows of files"),
+    "mode=generate": ("images, sounds and video", "rows of files"),
+    "reward models": ("images, sounds and video", "rows of judges"),
+    "rows of files": ("images, sounds and video",),
     "rows of judges": ("preferences",),
     "rows of packages": ("rows of files",),
     "rows of scored answers": ("rows of files",),
+    "vLLM and servers": ("images, sounds and video",),
 }
 # In the folder of a part, and of none: what the default run chooses, and options that every config has.
 OF_EVERY_RUN = (

@@ -28,8 +28,6 @@ from rft.data.base import GivenTexts, SourceContext
 from rft.data.encode import encoder as encode
 from rft.data.encode import masks, parts, processor, templates, tokenizer, truncation
 from rft.data.encode.encoder import Encoder
-from rft.data.encode.media import audio
-from rft.data.encode.media import files as media_files
 from rft.data.encode.truncation import PromptLimit, TextLimit, TextTokens
 from rft.data.fingerprint import digest, recall, remember
 from rft.data.processes import CHUNK, in_chunks
@@ -156,9 +154,11 @@ class Lengths:
         with TemporaryDirectory() as folder:
             self._encoder.save(Path(folder))
             files = [(path.name, path.read_bytes()) for path in sorted(Path(folder).rglob("*")) if path.is_file()]
-        modules = (encode, masks, audio, media_files, parts, processor, templates, tokenizer, truncation)
-        code = [Path(inspect.getfile(module)).read_bytes() for module in modules]
         used = self._encoder.processor
+        modules = (encode, masks, parts, processor, templates, tokenizer, truncation)
+        opening = () if used is None else used.modules
+        code = [Path(inspect.getfile(module)).read_bytes() for module in (*modules, *opening)]
+        code += [] if used is None else _code(type(used))
         sent = None if used is None else (used.keeps_raw, used.sends_padded)
         return [files, code, self._encoder.made_of, sent]
 
