@@ -99,8 +99,9 @@ class CanaryProbe(Canary):
 
 def load_tasks(reward: WeightedSum) -> Rows:
     """The tasks of a reward's options `canary`, whose rows need no response that is right."""
-    key = "reward.canary"
-    rows = FileRows(reward.canary.path, reward.canary.columns, None, None, key).load(["prompt", *reward.fields])
+    path, columns = reward.canary.path, reward.canary.columns
+    assert path is not None
+    rows = FileRows(path, columns, None, None, "reward.canary").load(["prompt", *reward.fields])
     check_rows(rows, reward.check_row)
     return rows
 

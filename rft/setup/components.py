@@ -13,10 +13,10 @@ from rft.actor.model import add_end_tokens
 from rft.algorithm.roles import POLICY
 from rft.batch.encoded import MediaFacts
 from rft.data.base import GivenTexts
+from rft.data.encode.base import MediaProcessor
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths
 from rft.data.encode.limits import check_lengths, fit_prompts, fit_texts
-from rft.data.encode.processor import MediaProcessor
 from rft.data.encode.tokenizer import check_tokenizer
 from rft.data.encode.truncation import TextLimit
 from rft.data.row_checks import check_rows, refuse_agents

@@ -46,6 +46,7 @@ PARTS = {
         "rft/rollout/source/mixed.py",
         "rft/rollout/source/self_play.py",
     ),
+    "chat templates": ("rft/data/encode/masks.py", "rft/data/encode/templates.py"),
     "images, sounds and video": ("rft/data/encode/media", "rft/data/encode/processors.py"),
     "tasks of images and sounds": ("rft/data/encode/tasks",),
     "loggers of services": (
@@ -70,7 +71,7 @@ PARTS = {
 NEEDS: dict[str, tuple[str, ...]] = {
     "builtin environments": ("rows of files",),
     "canary tasks": ("images, sounds and video", "rows of files"),
-    "environments": ("tool calls",),
+    "environments": ("chat templates", "tool calls"),
     "mode=evaluate": ("images, sounds and video", "rows of files"),
     "mode=generate": ("images, sounds and video", "rows of files"),
     "reward models": ("images, sounds and video", "rows of judges"),

@@ -25,9 +25,10 @@ from numpy.typing import NDArray
 
 from rft.conditions import fields_of
 from rft.data.base import GivenTexts, SourceContext
+from rft.data.encode import base, fates, parts, tokenizer, truncation
 from rft.data.encode import encoder as encode
-from rft.data.encode import masks, parts, processor, templates, tokenizer, truncation
 from rft.data.encode.encoder import Encoder
+from rft.data.encode.fates import FATES
 from rft.data.encode.truncation import PromptLimit, TextLimit, TextTokens
 from rft.data.fingerprint import digest, recall, remember
 from rft.data.processes import CHUNK, in_chunks
@@ -82,7 +83,7 @@ class Lengths:
             ValueError: a row cannot be encoded; names it.
         """
         encoder = copy(self._encoder)
-        encoder.answers = fates = Counter[str]()
+        encoder.answers = answered = Counter[str]()
         texts = given.build(SourceContext(SINGLE_PROCESS, 0, encoder, rows, 1, (), False)).texts
 
         def count(numbers: range) -> list[tuple[int, ...]]:
@@ -90,11 +91,11 @@ class Lengths:
             for number in numbers:
                 with located(rows, number):
                     tokens = count_tokens(texts(number, rows[number]), encoder)
-                counted.append((*tokens, *(fates.pop(fate, 0) for fate in masks.FATES)))
+                counted.append((*tokens, *(answered.pop(fate, 0) for fate in FATES)))
             return counted
 
         made_of = (_code(given.source), fields_of(given.options))
-        known = self._known(rows, lambda row: row, made_of, count, 3 + len(masks.FATES))
+        known = self._known(rows, lambda row: row, made_of, count, 3 + len(FATES))
         return TextTokens(known[:, 0], known[:, 1], known[:, 2], known[:, 3:])
 
     def _known(self, rows: Rows, read: Callable[[Row], Row], made_of: Any, count: Count, size: int) -> Counts:
@@ -154,11 +155,12 @@ class Lengths:
         with TemporaryDirectory() as folder:
             self._encoder.save(Path(folder))
             files = [(path.name, path.read_bytes()) for path in sorted(Path(folder).rglob("*")) if path.is_file()]
-        used = self._encoder.processor
-        modules = (encode, masks, parts, processor, templates, tokenizer, truncation)
-        opening = () if used is None else used.modules
-        code = [Path(inspect.getfile(module)).read_bytes() for module in (*modules, *opening)]
-        code += [] if used is None else _code(type(used))
+        used, chat = self._encoder.processor, self._encoder.chat
+        modules = [encode, base, fates, parts, tokenizer, truncation]
+        chosen = [one for one in (chat, used) if one is not None]
+        modules += [module for one in chosen for module in one.modules]
+        code = [Path(inspect.getfile(module)).read_bytes() for module in modules]
+        code += [file for one in chosen for file in _code(type(one))]
         sent = None if used is None else (used.keeps_raw, used.sends_padded)
         return [files, code, self._encoder.made_of, sent]
 

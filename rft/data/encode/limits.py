@@ -8,8 +8,8 @@ from numpy.typing import ArrayLike
 
 from rft.data.base import GivenTexts, SourceContext
 from rft.data.encode.encoder import Encoder
+from rft.data.encode.fates import explain
 from rft.data.encode.lengths import Counts, Lengths, count_tokens, limit_prompts, limit_texts
-from rft.data.encode.masks import explain
 from rft.data.encode.truncation import PromptLimit, TextLimit
 from rft.data.rows.lazy import Row, Rows, located
 from rft.data.rows.stream import RowFilter, StreamedRows

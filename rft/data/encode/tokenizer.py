@@ -13,8 +13,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rft.batch.encoded import EncodedText
+from rft.data.encode.base import RichText
 from rft.data.encode.parts import SHOWN
-from rft.data.encode.processor import RichText
 from rft.errors import without_code
 from rft.imports import import_part
 

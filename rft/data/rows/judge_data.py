@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from rft.data.encode.masks import conversation
+from rft.data.encode.parts import conversation
 from rft.data.given.pairs import TRUTHS
 from rft.data.rows.lazy import LazyRows, Row, Rows, load
 from rft.data.rows.mixture import Mixture

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rft.batch.row_fields import check_names
-from rft.data.encode.masks import conversation
 from rft.data.encode.media.normal import COLUMNS, MESSAGES, normalize_media, undecoded
-from rft.data.encode.parts import text_of
+from rft.data.encode.parts import conversation, text_of
 from rft.data.rows.files import (
     STREAMED,
     TEXT_FILES,

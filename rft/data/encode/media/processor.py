@@ -17,12 +17,11 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rft.batch.encoded import EncodedText, MediaFacts, RawText
+from rft.data.encode.base import MediaProcessor, Messages, Parts, RichText
 from rft.data.encode.media import audio, files
 from rft.data.encode.media.audio import open_audio
 from rft.data.encode.media.files import Metadata, Video, open_image, open_video
 from rft.data.encode.parts import KINDS
-from rft.data.encode.processor import MediaProcessor, Parts, RichText
-from rft.data.encode.templates import Messages
 
 if TYPE_CHECKING:  # a type of transformers, whose import is slow
     from transformers import ProcessorMixin

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from rft.data.encode.base import RichText
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.media.processor import ModelProcessor
-from rft.data.encode.processor import RichText
 from rft.data.encode.truncation import PromptLimit
 from tests.families import family
 from tests.families.rows import encoder, medium, rows

@@ -1,18 +1,23 @@
-"""Texts with images, audio or video, and the abstract class of what turns them into what a model reads.
+"""Texts with images, audio or video; and the abstract classes of chat templates, and of what turns such texts into
+what a model reads.
 
 A text has a slot for each of its media: the text that the model's chat template writes there.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rft.batch.encoded import EncodedText, MediaFacts
-from rft.data.encode.templates import Messages
 
+if TYPE_CHECKING:  # worker processes of reward rules start without transformers
+    from transformers import PreTrainedTokenizerBase
+
+Messages = Sequence[Mapping[str, Any]]
+TrainOn = Literal["response", "assistant", "last", "all"]
 Parts = tuple[tuple[str, Any], ...]  # types and values of media
 
 
@@ -29,11 +34,90 @@ class RichText:
     media: Parts = ()
 
 
+class Template(ABC):
+    """Renders conversations.
+
+    Attributes:
+        modules: whose code decides the text, beside that of the class.
+        name: of `data.template`, for messages.
+        tokenizer: of the run.
+        arguments: variables beside the messages.
+        takes_tools: False if tools are ignored.
+        takes_parts: whether a content may be a list of parts.
+        writes_calls: whether the calls of tools in an answer are written.
+        added: texts of the tokens that the tokenizer finds before it splits the text between them, by id.
+        special: those of them that are special, which texts of answers leave out.
+        ends: the token that ends a plain answer, or the tokenizer's end token where none is written; and that of a turn
+            that calls tools, where it is another one.
+        cure: how plain answers in messages train; empty where they do, and where no argument lets them.
+    """
+
+    modules: ClassVar[tuple[ModuleType, ...]] = ()
+    name: str
+    tokenizer: "PreTrainedTokenizerBase"
+    arguments: dict[str, Any]
+    takes_tools: bool
+    takes_parts: bool
+    writes_calls: bool
+    added: dict[int, str]
+    special: dict[int, str]
+    ends: tuple[int, ...]
+    cure: str
+
+    @abstractmethod
+    def prompt(self, messages: Messages, tools: list[dict[str, Any]] | None) -> str:
+        """The text behind which an answer is sampled: a last message of the assistant is continued.
+
+        Arguments and errors are those of `render`.
+        """
+
+    @abstractmethod
+    def render(
+        self, messages: Messages, tools: list[dict[str, Any]] | None, answering: bool, continued: bool = False
+    ) -> str:
+        """The text of a conversation. An answer that has the end token already is rendered without it.
+
+        Args:
+            tools: schemas of functions, or None.
+            answering: adds the generation prompt.
+            continued: ends the text with the content of the last message instead.
+
+        Raises:
+            ValueError: the template cannot render it.
+        """
+
+    @abstractmethod
+    def schemas(self, tools: Any, what: str) -> list[dict[str, Any]]:
+        """Tool schemas, from a list or its JSON.
+
+        Args:
+            what: what error messages call them.
+
+        Raises:
+            ValueError: they are of another form, or the template ignores tools.
+        """
+
+    @abstractmethod
+    def length(self, turn: str) -> int:
+        """Characters of an assistant's turn, up to the end of its end token.
+
+        Args:
+            turn: the text of the last turn of a conversation, after the prompt.
+
+        Raises:
+            ValueError: there is no such token.
+        """
+
+    @abstractmethod
+    def check_calls(self, messages: Messages) -> None:
+        """Raises ValueError where messages have calls of tools and the template leaves them out."""
+
+
 class MediaProcessor(ABC):
     """Turns texts with media into what a model reads.
 
     Attributes:
-        modules: those that open media, beside that of the class: what they do decides the tokens of a text.
+        modules: whose code decides the tokens, beside that of the class.
         keeps_raw: texts with media get `EncodedText.raw`; set for a run whose engine has its own processor.
         sends_padded: this engine leaves out the padding of media, as the model does.
     """
