@@ -21,7 +21,6 @@ from rft.data.datasets import Datasets
 from rft.data.encode.lengths import Lengths
 from rft.data.encode.limits import check_lengths, fit_prompts
 from rft.data.row_checks import check_held_out
-from rft.data.rows.stream import check_room
 from rft.distributed import SINGLE_PROCESS, World, raise_peer_failure
 from rft.errors import surviving
 from rft.evaluation.base import Canary, metric_value
@@ -196,6 +195,8 @@ class Job(Components):
             assert run.data.streaming is not None
             log(f"data.train is streamed: only its first {len(loaded.train)} rows were checked")
             if samples:
+                key = f"data.streaming={run.data.streaming}"
+                check_room = import_part("rft.data.encode.stream_limits", "check_room", key)
                 check.attempt(check_room, run.data.streaming, most, context, new_tokens)
         elif most is not None or (samples and prompted):
             check.attempt(loaded.fit_prompts, context, new_tokens if samples else None)

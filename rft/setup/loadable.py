@@ -19,8 +19,8 @@ from rft.actor.loading.tensor_names import inner_prefix
 from rft.actor.lora.stored import find_adapter
 from rft.actor.options import check_parts
 from rft.algorithm.roles import REFERENCE, ROLES, Role
+from rft.data.rows.base import StreamedRows
 from rft.data.rows.lazy import Rows
-from rft.data.rows.stream import StreamedRows
 from rft.errors import Check, checks, listed, part
 from rft.imports import import_part
 from rft.registry import Target

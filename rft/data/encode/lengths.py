@@ -32,8 +32,8 @@ from rft.data.encode.fates import FATES
 from rft.data.encode.truncation import PromptLimit, TextLimit, TextTokens
 from rft.data.fingerprint import digest, recall, remember
 from rft.data.processes import CHUNK, in_chunks
+from rft.data.rows.base import WeightedRows
 from rft.data.rows.lazy import Row, Rows, located, place, subset
-from rft.data.rows.mixture import Mixed
 from rft.distributed import SINGLE_PROCESS, World
 
 VERSIONS = [package.__version__ for package in (jinja2, tokenizers, transformers)]
@@ -246,7 +246,7 @@ def limit_texts(
     log(f"{message} (data.overlong={limit.overlong})")
     left = rows
     if dropped:
-        left = rows.kept(kept, key, limit.name) if isinstance(rows, Mixed) else subset(rows, kept)
+        left = rows.kept(kept, key, limit.name) if isinstance(rows, WeightedRows) else subset(rows, kept)
     return left, np.minimum(counts[kept], limit.most)
 
 
@@ -279,5 +279,9 @@ def limit_prompts(
     if not len(short):
         raise ValueError(f"{message}, the shortest {counts.min()}, and no row is left; raise data.max_prompt_tokens")
     log(f"{message}. They are dropped")
-    left = rows.kept(short, key, f"data.max_prompt_tokens={most}") if isinstance(rows, Mixed) else subset(rows, short)
+    left = (
+        rows.kept(short, key, f"data.max_prompt_tokens={most}")
+        if isinstance(rows, WeightedRows)
+        else subset(rows, short)
+    )
     return left, counts[short]

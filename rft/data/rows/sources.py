@@ -15,6 +15,7 @@ from typing import Any
 from rft.batch.row_fields import check_names
 from rft.data.encode.media.normal import COLUMNS, MESSAGES, normalize_media, undecoded
 from rft.data.encode.parts import conversation, text_of
+from rft.data.rows.base import StreamableRows
 from rft.data.rows.files import (
     STREAMED,
     TEXT_FILES,
@@ -26,7 +27,7 @@ from rft.data.rows.files import (
 )
 from rft.data.rows.lazy import ConcatRows, ConvertRow, LazyRows, Row, Rows
 from rft.data.rows.schemas import SCHEMAS
-from rft.data.rows.stream import RowStream, ShardReader, StreamableRows
+from rft.data.rows.stream import RowStream, ShardReader
 from rft.data.rows.text_files import TextRows
 from rft.errors import did_you_mean, listed, prefixed
 from rft.ranges import PositiveInt
