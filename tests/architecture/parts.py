@@ -23,6 +23,7 @@ PARTS = {
         "rft/reward/rules/reasoning_gym.py",
         "rft/rollout/environment/adapters/verifiers*.py",
     ),
+    "strict JSON": ("rft/data/strict_json.py",),
     "rows of files": (
         "rft/data/encode/stream_limits.py",
         "rft/data/rows/files.py",
@@ -74,14 +75,18 @@ PARTS = {
 NEEDS: dict[str, tuple[str, ...]] = {
     "builtin environments": ("rows of files",),
     "canary tasks": ("images, sounds and video", "rows of files"),
-    "environments": ("chat templates", "tool calls"),
+    "chat templates": ("strict JSON",),
+    "environments": ("chat templates", "strict JSON", "tool calls"),
     "mode=evaluate": ("images, sounds and video", "rows of files"),
     "mode=generate": ("images, sounds and video", "rows of files"),
     "reward models": ("images, sounds and video", "rows of judges"),
-    "rows of files": ("images, sounds and video",),
+    "reward services": ("strict JSON",),
+    "rows of files": ("images, sounds and video", "strict JSON"),
     "rows of judges": ("preferences",),
     "rows of packages": ("rows of files",),
     "rows of scored answers": ("rows of files",),
+    "rules": ("strict JSON",),
+    "tool calls": ("strict JSON",),
     "vLLM and servers": ("images, sounds and video",),
 }
 # In the folder of a part, and of none: what the default run chooses, and options that every config has.

@@ -44,12 +44,10 @@ class Template(ABC):
         arguments: variables beside the messages.
         takes_tools: False if tools are ignored.
         takes_parts: whether a content may be a list of parts.
-        writes_calls: whether the calls of tools in an answer are written.
         added: texts of the tokens that the tokenizer finds before it splits the text between them, by id.
         special: those of them that are special, which texts of answers leave out.
         ends: the token that ends a plain answer, or the tokenizer's end token where none is written; and that of a turn
             that calls tools, where it is another one.
-        cure: how plain answers in messages train; empty where they do, and where no argument lets them.
     """
 
     modules: ClassVar[tuple[ModuleType, ...]] = ()
@@ -58,11 +56,19 @@ class Template(ABC):
     arguments: dict[str, Any]
     takes_tools: bool
     takes_parts: bool
-    writes_calls: bool
     added: dict[int, str]
     special: dict[int, str]
     ends: tuple[int, ...]
-    cure: str
+
+    @property
+    @abstractmethod
+    def writes_calls(self) -> bool:
+        """Whether the calls of tools in an answer are written."""
+
+    @property
+    @abstractmethod
+    def cure(self) -> str:
+        """How plain answers in messages train; empty where they do, and where no argument lets them."""
 
     @abstractmethod
     def prompt(self, messages: Messages, tools: list[dict[str, Any]] | None) -> str:

@@ -244,9 +244,7 @@ def limit_texts(
         why = f", since {limit.uncuttable}" if limit.overlong == "truncate" else ""
         message += f". Dropped{why}: {dropped}"
     log(f"{message} (data.overlong={limit.overlong})")
-    left = rows
-    if dropped:
-        left = rows.kept(kept, key, limit.name) if isinstance(rows, WeightedRows) else subset(rows, kept)
+    left = _chosen(rows, kept, key, limit.name) if dropped else rows
     return left, np.minimum(counts[kept], limit.most)
 
 
@@ -279,9 +277,9 @@ def limit_prompts(
     if not len(short):
         raise ValueError(f"{message}, the shortest {counts.min()}, and no row is left; raise data.max_prompt_tokens")
     log(f"{message}. They are dropped")
-    left = (
-        rows.kept(short, key, f"data.max_prompt_tokens={most}")
-        if isinstance(rows, WeightedRows)
-        else subset(rows, short)
-    )
-    return left, counts[short]
+    return _chosen(rows, short, key, f"data.max_prompt_tokens={most}"), counts[short]
+
+
+def _chosen(rows: Rows, numbers: NDArray[np.int64], key: str, limit: str) -> Rows:
+    """The rows of these indices; arguments and errors are those of `WeightedRows.kept`."""
+    return rows.kept(numbers, key, limit) if isinstance(rows, WeightedRows) else subset(rows, numbers)

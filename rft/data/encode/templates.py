@@ -187,7 +187,6 @@ class ChatTemplate(Template):
 
     @property
     def writes_calls(self) -> bool:
-        """Whether the template writes the calls of tools in an answer."""
         return self._call_form != "none"
 
     def check_calls(self, messages: Messages) -> None:
