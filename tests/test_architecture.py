@@ -8,17 +8,19 @@ from pathlib import Path
 import pytest
 
 import rft
-from tests.architecture.parts import files_of_parts
+from tests.architecture.parts import NEEDS, files_of_parts
 from tests.architecture.rules import (
     RULES,
     backends,
     calls,
     cycles,
     folders,
+    imports,
     layers,
     metaphors,
     mirror,
     modalities,
+    modules,
     names_of_algorithms,
     nodes_of,
     options_of_algorithms,
@@ -250,6 +252,14 @@ def test_a_rule_finds_what_breaks_it_and_nothing_else(rule, files, found, tmp_pa
 
 def test_every_part_has_files():
     assert [part for part, files in files_of_parts(ROOT).items() if not files] == []
+
+
+def test_a_part_imports_each_part_that_it_needs():
+    known, of_parts = modules(ROOT), files_of_parts(ROOT)
+    names = {path: name for name, path in known.items()}
+    for part, needed in NEEDS.items():
+        imported = {known[other] for path in of_parts[part] for other in imports(names[path], path, known)}
+        assert [other for other in needed if not imported & of_parts[other]] == [], part
 
 
 def test_every_rule_is_shown_to_fail():

@@ -1,5 +1,6 @@
 """The abstract classes of held-out evaluation and of canary tasks: evaluators, and the results of one on a set."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -16,7 +17,6 @@ from rft.data.base import GivenTexts
 from rft.data.encode.encoder import Encoder
 from rft.data.rows.lazy import Rows
 from rft.distributed import World
-from rft.evaluation.estimators import mean_and_error
 from rft.reward.route import SOURCE
 from rft.sanitize import OTHER, Names
 
@@ -201,6 +201,13 @@ class Canary(ABC):
     @abstractmethod
     def problem(self, result: CanaryResult) -> str:
         """Why a run stops whose canary tasks are rewarded, with some of the texts; empty if it does not stop."""
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """The mean of the values, and its standard error over prompts."""
+    mean = sum(values) / len(values)
+    spread = sum((value - mean) ** 2 for value in values) / max(1, len(values) - 1)
+    return mean, math.sqrt(spread / len(values))
 
 
 def summary(results: Mapping[str, SetResult]) -> dict[str, float]:
