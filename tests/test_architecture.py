@@ -254,6 +254,12 @@ def test_every_part_has_files():
     assert [part for part, files in files_of_parts(ROOT).items() if not files] == []
 
 
+def test_no_folder_has_the_name_of_a_file_of_a_part():
+    """Where the part is taken out, Python would import the folder as an empty package."""
+    files = set().union(*files_of_parts(ROOT).values())
+    assert [path for path in files if path.name != "__init__.py" and path.with_suffix("").exists()] == []
+
+
 def test_a_part_imports_each_part_that_it_needs():
     known, of_parts = modules(ROOT), files_of_parts(ROOT)
     names = {path: name for name, path in known.items()}

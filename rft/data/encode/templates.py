@@ -1,4 +1,4 @@
-"""Chat templates: the tokenizer's own, one of the folder `templates` by name, or a file of the user."""
+"""Chat templates: the tokenizer's own, one of the folder `chat_templates` by name, or a file of the user."""
 
 import json
 import re
@@ -22,7 +22,7 @@ from rft.sanitize import one_line
 if TYPE_CHECKING:  # worker processes of reward rules start without transformers
     from transformers import PreTrainedTokenizerBase
 
-FOLDER = Path(__file__).parent / "templates"
+FOLDER = Path(__file__).parent / "chat_templates"
 # What transformers passes to every template, beside the special tokens of the tokenizer.
 PASSED = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
 THINKS = "enable_thinking"  # an argument of many templates: the generation prompt begins a thought
