@@ -8,17 +8,19 @@ from pathlib import Path
 import pytest
 
 import rft
-from tests.architecture.parts import NEEDS, PARTS, files_of_parts
+from tests.architecture.parts import NEEDS, files_of_parts
 from tests.architecture.rules import (
     RULES,
     backends,
     calls,
     cycles,
     folders,
+    imports,
     layers,
     metaphors,
     mirror,
     modalities,
+    modules,
     names_of_algorithms,
     nodes_of,
     options_of_algorithms,
@@ -143,6 +145,15 @@ BROKEN = [
         },
     ),
     (
+        parts,
+        {
+            "rft/data/tool_calls/a.py": "",
+            "rft/rollout/environment/b.py": "import rft.data.tool_calls.a",  # environments need tool calls
+            "rft/reward/rules/tags.py": "import rft.data.tool_calls.a",
+        },
+        {"rft.reward.rules.tags: imports rft.data.tool_calls.a"},
+    ),
+    (
         cycles,
         {"rft/data/a.py": "from rft.data import b", "rft/data/b.py": "def f(): import rft.data.a", "rft/data/c.py": ""},
         {"rft.data.a: in a cycle with rft.data.b", "rft.data.b: in a cycle with rft.data.a"},
@@ -247,8 +258,18 @@ def test_every_part_has_files():
     assert [part for part, files in files_of_parts(ROOT).items() if not files] == []
 
 
-def test_a_part_needs_other_parts():
-    assert {*NEEDS, *(need for needs in NEEDS.values() for need in needs)} <= PARTS.keys()
+def test_no_folder_has_the_name_of_a_file_of_a_part():
+    """Where the part is taken out, Python would import the folder as an empty package."""
+    files = set().union(*files_of_parts(ROOT).values())
+    assert [path for path in files if path.name != "__init__.py" and path.with_suffix("").exists()] == []
+
+
+def test_a_part_imports_each_part_that_it_needs():
+    known, of_parts = modules(ROOT), files_of_parts(ROOT)
+    names = {path: name for name, path in known.items()}
+    for part, needed in NEEDS.items():
+        imported = {known[other] for path in of_parts[part] for other in imports(names[path], path, known)}
+        assert [other for other in needed if not imported & of_parts[other]] == [], part
 
 
 def test_every_rule_is_shown_to_fail():

@@ -8,11 +8,12 @@ from transformers import PreTrainedTokenizerBase
 from rft.data.base import GivenTexts
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths
-from rft.data.encode.limits import check_lengths, fit_prompts, fit_texts, short_prompts, short_texts
+from rft.data.encode.limits import check_lengths, fit_prompts, fit_texts
 from rft.data.encode.truncation import TextLimit
 from rft.data.fingerprint import fingerprint
+from rft.data.rows.base import StreamedRows
 from rft.data.rows.lazy import Rows
-from rft.data.rows.stream import StreamedRows
+from rft.imports import import_part
 
 
 @dataclass
@@ -51,12 +52,8 @@ class Datasets:
         if self.stream is None:
             return self.train
         assert buffer is not None
-        filters, prompt_limit, text_limit = [], self.encoder.limit, self.encoder.text_limit
-        if prompt_limit is not None and prompt_limit.truncation == "drop":
-            filters.append(short_prompts(self.encoder, prompt_limit))
-        if given is not None and text_limit is not None and text_limit.overlong != "error":
-            filters.append(short_texts(self.encoder, text_limit, given, self.stream))
-        return self.stream.open(buffer, filters, log)
+        filters = import_part("rft.data.encode.stream_limits", "stream_filters", f"data.streaming={buffer}")
+        return self.stream.open(buffer, filters(self.encoder, given, self.stream), log)
 
     def fingerprints(self) -> dict[str, str]:
         """A hash of each data set, by its yaml key; of a stream that of its first rows."""

@@ -7,8 +7,8 @@ from transformers import PreTrainedTokenizerBase
 
 from rft.batch.encoded import MediaFacts
 from rft.conditions import GENERATION, GIVEN, ReadWith
-from rft.data.encode.encoder import Encoder, TrainOn
-from rft.data.encode.processor import MediaProcessor
+from rft.data.encode.base import MediaProcessor, TrainOn
+from rft.data.encode.encoder import Encoder
 from rft.data.encode.truncation import Overlong, PromptLimit, TextLimit, Truncation
 from rft.ranges import PositiveInt
 from rft.sanitize import check_metric_name

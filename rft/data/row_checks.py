@@ -1,13 +1,18 @@
-"""Checks of all rows before a model is loaded: answers that no response can match, and held-out rows that train."""
+"""Checks of all rows before a model is loaded: answers that no response can match, and held-out rows that train; and
+the identity of values, by which rows are compared."""
 
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from rft.data.processes import in_chunks
 from rft.data.rows.lazy import Row, Rows, place
-from rft.data.rows.split import digest, plain
 from rft.distributed import World
 
 PLACES = 5  # of rows that fail, in a message
+AGENT = ("agent_name", "tools_kwargs", "interaction_kwargs")  # of verl, in the row or in its extra_info
+SINGLE_TURN = "single_turn_agent"  # verl's name for one answer without tools
 
 
 def check_rows(rows: Rows, check: Callable[[Row], None]) -> None:
@@ -30,6 +35,22 @@ def check_rows(rows: Rows, check: Callable[[Row], None]) -> None:
         places = ", ".join(place(rows, number) for number in others[:PLACES])
         more = f" (other rows that fail: {len(others)}, the first at {places})" if others else ""
         raise ValueError(message + more)
+
+
+def refuse_agents(row: Mapping[str, Any]) -> None:
+    """Refuses a row that asks for tools or several turns, where one answer is sampled.
+
+    Raises:
+        ValueError: names the field.
+    """
+    extra = row.get("extra_info")
+    for field in AGENT:
+        for part in (row, extra if isinstance(extra, Mapping) else {}):
+            if part.get(field) and part[field] != SINGLE_TURN:
+                raise ValueError(
+                    f"the field {field!r} asks for tools or several turns, and this run samples one answer without "
+                    "tools; choose an environment, or remove the field if one answer is enough, or the row"
+                )
 
 
 def check_held_out(
@@ -77,3 +98,25 @@ def check_held_out(
 def _digest(row: Row, fields: Sequence[str]) -> bytes:
     """A hash of these fields of a row; the same on every rank."""
     return digest([plain(row.get(field)) for field in fields])
+
+
+def identity(value: Any) -> str:
+    """A text that is the same for equal values: texts or messages, maybe with media."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, default=_fingerprint)
+
+
+def _fingerprint(value: Any) -> str:
+    """The hash of bytes, or of an object that has them, such as an array."""
+    return hashlib.blake2b(value if isinstance(value, bytes) else value.tobytes(), digest_size=20).hexdigest()
+
+
+def digest(value: Any) -> bytes:
+    """A hash that is the same for equal values, and for all processes."""
+    return hashlib.blake2b(identity(value).encode(errors="surrogatepass"), digest_size=16).digest()
+
+
+def plain(value: Any) -> Any:
+    """A text without white space at its ends; a single message of a user is the same as its text."""
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict) and value[0].get("role") == "user":
+        value = value[0].get("content")
+    return value.strip() if isinstance(value, str) else value

@@ -1,5 +1,6 @@
-"""The abstract classes of held-out evaluation: evaluators, and the results of one on a set."""
+"""The abstract classes of held-out evaluation and of canary tasks: evaluators, and the results of one on a set."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -7,13 +8,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from tensordict import TensorDict
+from torch import Tensor
 
+from rft.batch.collate import collate
 from rft.batch.row_fields import UNSCORED
 from rft.batch.scores import number_or_none
+from rft.data.base import GivenTexts
 from rft.data.encode.encoder import Encoder
 from rft.data.rows.lazy import Rows
 from rft.distributed import World
-from rft.evaluation.estimators import mean_and_error
 from rft.reward.route import SOURCE
 from rft.sanitize import OTHER, Names
 
@@ -125,6 +128,86 @@ class RowEvaluator(Evaluator):
         """The metrics are those of `summary`; a collective, as of `Evaluator`."""
         results = self.evaluate(progress)
         return summary(results), {name: result.texts() for name, result in results.items()}
+
+
+@dataclass(eq=False)
+class ScoreEvaluator(RowEvaluator):
+    """Evaluates a model with a score head.
+
+    Attributes:
+        fields: the fields of a row that it reads.
+        metrics: those that every set has.
+        context: see `EvaluationContext`. Its rows have the class's `fields`.
+        scores: computes the column `score` (B, T) of rows; a collective.
+        source: the options of the source of batches.
+    """
+
+    fields: ClassVar[tuple[str, ...]]
+    metrics: ClassVar[tuple[str, ...]]
+    context: EvaluationContext
+    scores: Callable[[TensorDict], Tensor]
+    source: Any
+
+    @classmethod
+    @abstractmethod
+    def given(cls, source: Any) -> GivenTexts:
+        """What makes the texts of a held-out row, where training has a source with these options."""
+
+    def _on_all_ranks(
+        self, name: str, rows: Rows, work: Callable[[Rows, Sequence[int]], Sequence[Any]], progress: Progress
+    ) -> list[Any]:
+        """What `work` returns for all rows of a set in order, on every rank.
+
+        Each rank works on its share. A rank without rows works on the first row, since the forward is a collective.
+        """
+        indices = share(self.context.world, rows) or [0]
+        with progress(f"evaluate {name}", len(rows)) as show:
+            results = collect(self.context.world, dict(zip(indices, work(rows, indices), strict=True)), len(rows))
+            show(len(rows))
+        return results
+
+    def _score(self, examples: Sequence[dict[str, Any]]) -> Tensor:
+        """The column `score` (B, T) of some rows of a batch."""
+        batch = collate(examples)
+        batch["loss_mask"] = batch["response_mask"]
+        return self.scores(batch)
+
+
+@dataclass(frozen=True)
+class CanaryResult:
+    """The responses to all canary tasks.
+
+    Attributes:
+        accuracy: their mean accuracy, where a value below 0 counts as 0 and one above 1 as 1; None if no response has a
+            score.
+        texts: `{prompt, response, score, accuracy}` and the terms of each, the highest accuracy first.
+    """
+
+    accuracy: float | None
+    texts: list[dict[str, Any]]
+
+
+class Canary(ABC):
+    """The canary tasks of a run, which are answered while it trains."""
+
+    @abstractmethod
+    def due(self, step: int) -> bool:
+        """Whether the responses are sampled after this step."""
+
+    @abstractmethod
+    def run(self, step: int, progress: Progress) -> CanaryResult:
+        """The responses after a step, the same on every rank. A collective; `progress` as in `Evaluator.run`."""
+
+    @abstractmethod
+    def problem(self, result: CanaryResult) -> str:
+        """Why a run stops whose canary tasks are rewarded, with some of the texts; empty if it does not stop."""
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """The mean of the values, and its standard error over prompts."""
+    mean = sum(values) / len(values)
+    spread = sum((value - mean) ** 2 for value in values) / max(1, len(values) - 1)
+    return mean, math.sqrt(spread / len(values))
 
 
 def summary(results: Mapping[str, SetResult]) -> dict[str, float]:

@@ -6,10 +6,12 @@ from typing import Any
 
 from rft.batch.scores import mean_of_scored, number_or_none
 from rft.data.encode.encoder import Encoder
-from rft.data.encode.parts import with_data_urls
+from rft.data.encode.media.normal import with_data_urls
+from rft.data.row_checks import check_rows
 from rft.data.rows.lazy import Rows
+from rft.data.rows.sources import FileRows
 from rft.distributed import World
-from rft.evaluation.base import Progress, collect, share, term_scores
+from rft.evaluation.base import Canary, CanaryResult, Progress, collect, share, term_scores
 from rft.logger.history import CANARY
 from rft.metrics import Metrics
 from rft.reward.compose import WeightedSum
@@ -23,21 +25,7 @@ LONGEST = 400  # characters of a text in a message
 
 
 @dataclass(frozen=True)
-class CanaryResult:
-    """The responses to all canary tasks.
-
-    Attributes:
-        accuracy: their mean accuracy, where a value below 0 counts as 0 and one above 1 as 1; None if no response has a
-            score.
-        texts: `{prompt, response, score, accuracy}` and the terms of each, the highest accuracy first.
-    """
-
-    accuracy: float | None
-    texts: list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class CanaryProbe:
+class CanaryProbe(Canary):
     """Samples responses to canary tasks as training samples, and scores them. They are in no batch and train nothing.
 
     Attributes:
@@ -59,16 +47,10 @@ class CanaryProbe:
     seed: int
 
     def due(self, step: int) -> bool:
-        """Whether the responses are sampled after this step."""
         return step % self.reward.canary.every == 0
 
     def run(self, step: int, progress: Progress) -> CanaryResult:
-        """The responses after a step, the same on every rank. A collective.
-
-        Args:
-            step: decides the seeds of the samples.
-            progress: see `Evaluator.run`.
-        """
+        """The step decides the seeds of the samples."""
         indices, samples = share(self.world, self.rows), self.reward.canary.samples
         rows, seed = [self.rows[index] for index in indices], row_seed(self.seed, step, samples)
         seeds = [[row_seed(seed, index, sample) for sample in range(samples)] for index in indices]
@@ -96,7 +78,6 @@ class CanaryProbe:
         return CanaryResult(number_or_none(mean), texts)
 
     def problem(self, result: CanaryResult) -> str:
-        """Why a run stops whose canary tasks are rewarded, with some of the texts; empty if it does not stop."""
         bound = self.reward.canary.bound
         if result.accuracy is None or result.accuracy <= bound:
             return ""
@@ -114,6 +95,15 @@ class CanaryProbe:
                 *shown,
             ]
         )
+
+
+def load_tasks(reward: WeightedSum) -> Rows:
+    """The tasks of a reward's options `canary`, whose rows need no response that is right."""
+    path, columns = reward.canary.path, reward.canary.columns
+    assert path is not None
+    rows = FileRows(path, columns, None, None, "reward.canary").load(["prompt", *reward.fields])
+    check_rows(rows, reward.check_row)
+    return rows
 
 
 def _cut(value: Any) -> str:

@@ -4,14 +4,11 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+from rft.batch.scores import mean_of_scored
+from rft.evaluation.base import mean_and_error
+from rft.evaluation.generation import NAN, PromptAnswers
+
 Z = 1.959963984540054  # two-sided 95 % of the normal distribution
-
-
-def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """The mean of the values, and its standard error over prompts."""
-    mean = sum(values) / len(values)
-    spread = sum((value - mean) ** 2 for value in values) / max(1, len(values) - 1)
-    return mean, math.sqrt(spread / len(values))
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -31,6 +28,28 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     if min(values) >= 0 and max(values) <= 1:
         return max(0.0, low), min(1.0, high)
     return low, high
+
+
+def sample_metrics(samples: Sequence[PromptAnswers], pass_k: list[int], maj_k: list[int]) -> dict[str, list[float]]:
+    """The value of each metric of sampled answers for every prompt.
+
+    Args:
+        samples: the answers to each prompt, as many of each.
+        pass_k, maj_k: see `GenerationOptions`.
+    """
+    right = [answers.right for answers in samples]
+    solved = [[value == 1.0 for value in row if not math.isnan(value)] for row in right]
+    votes = [
+        [text for text, value in zip(answers.extracted, row, strict=True) if not math.isnan(value)]
+        for answers, row in zip(samples, right, strict=True)
+    ]
+    metrics = {f"mean@{len(right[0])}": [mean_of_scored(row) for row in right]}
+    for k in pass_k:
+        metrics[f"pass@{k}"] = [pass_at_k(len(row), sum(row), k) if len(row) >= k else NAN for row in solved]
+    for k in maj_k:
+        pairs = zip(votes, solved, strict=True)
+        metrics[f"maj@{k}"] = [maj_at_k(vote, row, k) if len(row) >= k else NAN for vote, row in pairs]
+    return metrics
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from rft.batch.row_fields import EPISODE, EPISODE_FIELD, PROMPT_OPENS, UNSCORED
-from rft.batch.scores import ACCURACY, Scores, mean_of_scored, number_or_none
+from rft.batch.scores import ACCURACY, Scores, number_or_none
 from rft.data.rows.lazy import Rows
 from rft.distributed import World
 from rft.evaluation.base import EvaluationContext, Progress, RowEvaluator, SetResult, collect, share, term_scores
-from rft.evaluation.estimators import maj_at_k, pass_at_k
+from rft.imports import import_part
 from rft.metrics import Metrics
 from rft.reward.compose import WeightedSum
 from rft.rollout.answerer import Answerer, RowRequests
@@ -239,18 +239,8 @@ def prompt_metrics(
         if all(answers.tokens for answers in greedy):
             metrics["length"] = [float(answers.tokens[0]) for answers in greedy]
     if samples:
-        right = [answers.right for answers in samples]
-        solved = [[value == 1.0 for value in row if not math.isnan(value)] for row in right]
-        votes = [
-            [text for text, value in zip(answers.extracted, row, strict=True) if not math.isnan(value)]
-            for answers, row in zip(samples, right, strict=True)
-        ]
-        metrics[f"mean@{len(right[0])}"] = [mean_of_scored(row) for row in right]
-        for k in pass_k:
-            metrics[f"pass@{k}"] = [pass_at_k(len(row), sum(row), k) if len(row) >= k else NAN for row in solved]
-        for k in maj_k:
-            pairs = zip(votes, solved, strict=True)
-            metrics[f"maj@{k}"] = [maj_at_k(vote, row, k) if len(row) >= k else NAN for vote, row in pairs]
+        sample_metrics = import_part("rft.evaluation.estimators", "sample_metrics", "eval.samples")
+        metrics |= sample_metrics(samples, pass_k, maj_k)
     return metrics
 
 

@@ -7,14 +7,26 @@ from typing import Annotated
 from rft.algorithm.algorithm import Algorithm
 from rft.conditions import ANSWERS, ReadIf, ReadWith
 from rft.data.base import GivenTexts
-from rft.evaluation import generation, loss
-from rft.evaluation.preference import PairEvaluator, ScoreEvaluator
-from rft.evaluation.process import StepEvaluator
+from rft.evaluation import generation
+from rft.evaluation.base import ScoreEvaluator
+from rft.imports import import_part
 from rft.ranges import NonNegativeInt, PositiveInt, SamplingTemperature, TopK, TopP
 from rft.reward.compose import WeightedSum
 from rft.rollout.engine.sampling import Sampling
 
-GRADERS: dict[str, type[ScoreEvaluator]] = {"score": PairEvaluator, "step": StepEvaluator}  # by the head of the policy
+# Module and class by the head of the policy; the module is imported where a run has the head.
+GRADERS = {
+    "score": ("rft.evaluation.preference", "PairEvaluator"),
+    "step": ("rft.evaluation.process", "StepEvaluator"),
+}
+
+
+def grader_of(head: str) -> type[ScoreEvaluator] | None:
+    """What scores held-out texts by this head of the policy; None if it is not one that scores."""
+    if head not in GRADERS:
+        return None
+    grader: type[ScoreEvaluator] = import_part(*GRADERS[head], f"actor.head={head}")
+    return grader
 
 
 @dataclass
@@ -70,7 +82,8 @@ class Eval:
             algorithm: of the last stage.
         """
         if given is not None:
-            return loss.metric_names(algorithm)
+            names: list[str] = import_part("rft.evaluation.loss", "metric_names", "eval.loss=true")(algorithm)
+            return names
         if grader is not None:
             return list(grader.metrics)
         return generation.metric_names(reward.names, reward.accuracy, self.samples, self.ks(), self.maj_k)

@@ -1,64 +1,17 @@
 """Held-out pairs of responses: how often a model with a score head prefers the chosen one. Nothing is sampled."""
 
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from tensordict import TensorDict
-from torch import Tensor
 
 from rft.actor.score_moments import ScoreMoments, score_moments
-from rft.batch.collate import collate
 from rft.data.base import GivenTexts, SourceOptions
 from rft.data.given.pairs import PairOptions, PairSource
 from rft.data.given.supervised import supervised_row
 from rft.data.rows.lazy import Rows
-from rft.evaluation.base import EvaluationContext, Progress, RowEvaluator, SetResult, collect, share
-
-
-@dataclass(eq=False)
-class ScoreEvaluator(RowEvaluator):
-    """Evaluates a model with a score head.
-
-    Attributes:
-        fields: the fields of a row that it reads.
-        metrics: those that every set has.
-        context: see `EvaluationContext`. Its rows have the class's `fields`.
-        scores: computes the column `score` (B, T) of rows; a collective.
-        source: the options of the source of batches.
-    """
-
-    fields: ClassVar[tuple[str, ...]]
-    metrics: ClassVar[tuple[str, ...]]
-    context: EvaluationContext
-    scores: Callable[[TensorDict], Tensor]
-    source: Any
-
-    @classmethod
-    @abstractmethod
-    def given(cls, source: Any) -> GivenTexts:
-        """What makes the texts of a held-out row, where training has a source with these options."""
-
-    def _on_all_ranks(
-        self, name: str, rows: Rows, work: Callable[[Rows, Sequence[int]], Sequence[Any]], progress: Progress
-    ) -> list[Any]:
-        """What `work` returns for all rows of a set in order, on every rank.
-
-        Each rank works on its share. A rank without rows works on the first row, since the forward is a collective.
-        """
-        indices = share(self.context.world, rows) or [0]
-        with progress(f"evaluate {name}", len(rows)) as show:
-            results = collect(self.context.world, dict(zip(indices, work(rows, indices), strict=True)), len(rows))
-            show(len(rows))
-        return results
-
-    def _score(self, examples: Sequence[dict[str, Any]]) -> Tensor:
-        """The column `score` (B, T) of some rows of a batch."""
-        batch = collate(examples)
-        batch["loss_mask"] = batch["response_mask"]
-        return self.scores(batch)
+from rft.evaluation.base import Progress, ScoreEvaluator, SetResult
 
 
 @dataclass

@@ -8,8 +8,7 @@ from rft.data.base import GivenTexts
 from rft.data.given.steps import StepOptions, StepSource, step_labels
 from rft.data.given.supervised import given_row
 from rft.data.rows.lazy import Rows
-from rft.evaluation.base import Progress, SetResult
-from rft.evaluation.preference import ScoreEvaluator
+from rft.evaluation.base import Progress, ScoreEvaluator, SetResult
 
 RIGHT = 0.5  # a step with a label or a probability above it counts as right
 

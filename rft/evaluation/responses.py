@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from rft.batch.row_fields import PROMPT_OPENS
 from rft.data.encode.media.folder import name_media
+from rft.data.row_checks import identity, plain
 from rft.data.rows.files import find_files, read_rows
 from rft.data.rows.lazy import Row, Rows, place, subset
 from rft.data.rows.sources import row_converter
-from rft.data.rows.split import identity, plain
 from rft.evaluation.given import GivenAnswers
 
 KEY = "evaluate.responses"

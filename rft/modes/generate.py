@@ -17,10 +17,11 @@ from rich.console import Console
 from rft.data.encode.limits import check_lengths
 from rft.data.encode.media.files import whole_file
 from rft.data.encode.media.folder import store_media
-from rft.data.encode.parts import normalize_media, with_data_urls
+from rft.data.encode.media.normal import normalize_media, with_data_urls
+from rft.data.row_checks import refuse_agents
 from rft.data.rows.files import find_files, read_rows
 from rft.data.rows.lazy import Row, Rows
-from rft.data.rows.sources import check_text, refuse_agents, require
+from rft.data.rows.sources import check_text, require
 from rft.logger.disk import append
 from rft.logger.history import write_atomically
 from rft.modes.model import Answering, display

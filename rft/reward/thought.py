@@ -8,7 +8,7 @@ from typing import Any
 from rft.batch.row_fields import EPISODE_FIELD, PROMPT_OPENS
 from rft.batch.thoughts import MARKS, behind_thought
 from rft.data.encode.parts import text_of
-from rft.data.tool_calls import without_thoughts
+from rft.imports import import_part
 from rft.registry import Plugin, convert
 from rft.reward.term import REWARDS, Term
 
@@ -150,6 +150,7 @@ def _calling(text: str, thoughts: Mapping[str, str], format: Plugin) -> str | No
     for opening, closing in thoughts.items():
         if closing in text.partition(opening)[0]:  # a prompt that is not known opened the thought
             text = f"{opening}{text}"
+    without_thoughts = import_part("rft.data.tool_calls", "without_thoughts", format.title)
     parts = without_thoughts(text, format, thoughts, None)
     return _answer(text, thoughts) if parts is None else parts[1].lstrip()
 

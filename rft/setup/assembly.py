@@ -15,18 +15,17 @@ from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.roles import POLICY, REFERENCE, ROLES
 from rft.batch.balance import Balance
 from rft.batch.scores import Scoring
+from rft.batch.trajectory import plain_fields
 from rft.data.base import Source, given_texts
 from rft.data.datasets import Datasets
 from rft.data.encode.lengths import Lengths
 from rft.data.encode.limits import check_lengths, fit_prompts
-from rft.data.encode.media.folder import store_media
 from rft.data.row_checks import check_held_out
-from rft.data.rows.stream import check_room
 from rft.distributed import SINGLE_PROCESS, World, raise_peer_failure
 from rft.errors import surviving
-from rft.evaluation.base import metric_value
-from rft.evaluation.canary import CanaryProbe
-from rft.logger.log import RunLog, SilentLog
+from rft.evaluation.base import Canary, metric_value
+from rft.imports import import_part
+from rft.logger.log import RunLog, SilentLog, Store
 from rft.logger.redact import public_config
 from rft.registry import Target
 from rft.remote.watchdog import Watchdog
@@ -105,7 +104,7 @@ class Job(Components):
         run, folder, public = self.run, chosen.path, public_config(self.config)
         opened: RunLog = SilentLog()
         if world.rank == 0:
-            opened = RunLog(folder, public, self.sinks, report=RUN_REPORT, store=store_media)
+            opened = RunLog(folder, public, self.sinks, report=RUN_REPORT, store=self.store())
         with opened as log, watchdog:  # the log gets the error of the rank that failed first
             for text in [*chosen.messages, *loaded.messages, *notices(run, self.algorithm, self.exact())]:
                 log.message(text)
@@ -124,6 +123,13 @@ class Job(Components):
             if missed := [step for step in run.profile.steps if step > trainer.step]:
                 log.message(f"profile.steps={missed} were not reached: the warm-up stopped before warmup.steps")
         return numbers
+
+    def store(self) -> Store:
+        """Makes rows of sampled texts such that JSON can hold them; media become files of the run."""
+        if self.processor is None:
+            return lambda row, run, folder: plain_fields(row)
+        store: Store = import_part("rft.data.encode.media.folder", "store_media", "actor.processor")
+        return store
 
     def prepare(self, world: World) -> Datasets:
         """Loads the tokenizer and the rows. A collective."""
@@ -189,6 +195,8 @@ class Job(Components):
             assert run.data.streaming is not None
             log(f"data.train is streamed: only its first {len(loaded.train)} rows were checked")
             if samples:
+                key = f"data.streaming={run.data.streaming}"
+                check_room = import_part("rft.data.encode.stream_limits", "check_room", key)
                 check.attempt(check_room, run.data.streaming, most, context, new_tokens)
         elif most is not None or (samples and prompted):
             check.attempt(loaded.fit_prompts, context, new_tokens if samples else None)
@@ -277,15 +285,17 @@ class Job(Components):
         assert policy.optimizer_options is not None
         stages = self.build_stages(source, policy.optimizer_options)
         evaluator = self.evaluator(world, models, sampler, loaded.encoder, loaded.held_out)
-        canary = CanaryProbe(
-            world=world,
-            encoder=loaded.encoder,
-            sampler=sampler,
-            reward=self.reward,
-            rows=loaded.canary,
-            sampling=run.rollout,
-            seed=run.seed,
-        )
+        canary: Canary | None = None
+        if loaded.canary and changes.probes:
+            canary = import_part("rft.evaluation.canary", "CanaryProbe", "reward.canary.path")(
+                world=world,
+                encoder=loaded.encoder,
+                sampler=sampler,
+                reward=self.reward,
+                rows=loaded.canary,
+                sampling=run.rollout,
+                seed=run.seed,
+            )
         trained = Trained(
             models,
             copies=[models[role.key] for role in ROLES if role.key in models and self.starts_as_policy(role)],
@@ -302,7 +312,7 @@ class Job(Components):
         watch = Watch(
             evaluator=evaluator if loaded.held_out and changes.evaluates else None,
             evaluates_at_start=run.eval.at_start,
-            canary=canary if loaded.canary and changes.probes else None,
+            canary=canary,
             nonfinite=NonFinitePolicy(run.faults, changes.faults or folder, world, log),
             stop=StopRequest(run.max_time, world.rank, raise_peer_failure, changes.last_step),
             unsaved=UnsavedMemory(self.without_state()),

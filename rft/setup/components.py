@@ -13,20 +13,19 @@ from rft.actor.model import add_end_tokens
 from rft.algorithm.roles import POLICY
 from rft.batch.encoded import MediaFacts
 from rft.data.base import GivenTexts
+from rft.data.encode.base import MediaProcessor
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths
 from rft.data.encode.limits import check_lengths, fit_prompts, fit_texts
-from rft.data.encode.processor import MediaProcessor
 from rft.data.encode.tokenizer import check_tokenizer
 from rft.data.encode.truncation import TextLimit
-from rft.data.row_checks import check_rows
+from rft.data.row_checks import check_rows, refuse_agents
 from rft.data.rows.lazy import Row, Rows, load
-from rft.data.rows.sources import refuse_agents
 from rft.distributed import SINGLE_PROCESS, World, device_kind
 from rft.errors import Check, Checked, checks, part
 from rft.evaluation.base import EvaluationContext, Evaluator
 from rft.evaluation.generation import GenerationEvaluator, GenerationOptions
-from rft.evaluation.loss import LossEvaluator
+from rft.imports import import_part
 from rft.redaction import redact
 from rft.remote.watchdog import Watchdog
 from rft.rollout.answerer import Answerer, SingleTurn, episode_answerer
@@ -296,7 +295,9 @@ class Components(Constraints):
         """
         run, context = self.run, EvaluationContext(world, encoder, sets)
         if self.given is not None:
-            return LossEvaluator(context, self.algorithm, self.given, models, run.seed)
+            build = import_part("rft.evaluation.loss", "LossEvaluator", "eval.loss=true")
+            evaluator: Evaluator = build(context, self.algorithm, self.given, models, run.seed)
+            return evaluator
         if self.grader is not None:
             policy, source = models[POLICY], self.source.options
             return self.grader(context, lambda batch: policy.compute(batch, ("score",), 1.0)["score"], source)

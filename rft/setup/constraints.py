@@ -9,8 +9,7 @@ from rft.actor.init import CLASSIFIERS
 from rft.actor.options import check_adapters
 from rft.algorithm.check import check_critic_warmup, check_flow, check_reference, check_roles
 from rft.algorithm.roles import REFERENCE, ROLES
-from rft.data.rows.mixture import check_mixtures
-from rft.data.rows.stream import check_stream
+from rft.data.rows.base import check_mixtures, check_stream
 from rft.errors import Check, build_each, checks, prefixed
 from rft.rollout.answerer import REWARD
 from rft.rollout.engine.base import EngineCheckContext

@@ -11,10 +11,8 @@ from rft.actor.forward.logits import vocabulary_size
 from rft.actor.init import CLASSIFIERS, CONFIG_ERRORS, knows_model, meta_model, read_config
 from rft.actor.options import check_parts
 from rft.algorithm.roles import REFERENCE, ROLES, Role
-from rft.data.row_checks import check_rows
+from rft.data.rows.base import StreamedRows
 from rft.data.rows.lazy import Rows
-from rft.data.rows.sources import FileRows
-from rft.data.rows.stream import StreamedRows
 from rft.errors import Check, checks, part
 from rft.imports import import_part
 from rft.registry import Target
@@ -157,12 +155,11 @@ class RunParts(PolicyParts):
 
     @part
     def canary(self) -> Rows:
-        """The canary tasks, whose rows need no response that is right; empty if there are none."""
-        reward, key = self.job.reward, "reward.canary"
+        """The canary tasks; empty if there are none."""
+        reward = self.job.reward
         if reward.canary.path is None or not self.job.facts.scores:
             return ()
-        rows = FileRows(reward.canary.path, reward.canary.columns, None, None, key).load(["prompt", *reward.fields])
-        check_rows(rows, reward.check_row)
+        rows: Rows = import_part("rft.evaluation.canary", "load_tasks", "reward.canary.path")(reward)
         return rows
 
     @checks

@@ -14,11 +14,10 @@ from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.check import build_algorithm
 from rft.algorithm.roles import POLICY, REFERENCE, ROLES, Role
 from rft.data.base import CheckContext, GivenTexts, SourceFacts, given_texts
-from rft.data.rows.mixture import Mixture
+from rft.data.rows.base import is_weighted
 from rft.errors import Checked, Checks, Unmade, build_each, did_you_mean, part
-from rft.evaluation.base import other_name
-from rft.evaluation.options import GRADERS
-from rft.evaluation.preference import ScoreEvaluator
+from rft.evaluation.base import ScoreEvaluator, other_name
+from rft.evaluation.options import grader_of
 from rft.imports import import_plugin
 from rft.logger.log import Sink
 from rft.registry import Target, convert, validate
@@ -172,7 +171,7 @@ class Parts(Checked):
 
     @part
     def grader(self) -> type[ScoreEvaluator] | None:
-        return GRADERS.get(self.actor.options.head)
+        return grader_of(self.actor.options.head)
 
     @part
     def given(self) -> GivenTexts | None:
@@ -254,7 +253,7 @@ class Parts(Checked):
             reads=None if algorithm is None else algorithm.reads(),
             terms=None if reward is None else reward.names,
             streaming=None if data is None else data.streaming,
-            mixture=train is not None and train.factory is Mixture,
+            mixture=train is not None and is_weighted(train),
             shuffle=data is None or data.shuffle,
         )
 

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from rft.actor.base import ColumnModel
 from rft.batch.balance import Balance
-from rft.evaluation.base import Evaluator
-from rft.evaluation.canary import CanaryProbe
+from rft.evaluation.base import Canary, Evaluator
 from rft.logger.log import RunLog
 from rft.rollout.sampler import Sampler
 from rft.train.checkpoint.checkpoints import Checkpoints
@@ -68,7 +67,7 @@ class Watch:
 
     evaluator: Evaluator | None
     evaluates_at_start: bool
-    canary: CanaryProbe | None
+    canary: Canary | None
     nonfinite: NonFinitePolicy
     stop: StopRequest
     unsaved: UnsavedMemory

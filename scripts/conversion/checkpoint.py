@@ -28,8 +28,8 @@ from rft.actor.lora.stored import find_adapter, model_path
 from rft.actor.model import add_end_tokens, empty_like, loaded_dtype, write_export
 from rft.actor.options import ActorOptions
 from rft.algorithm.roles import POLICY
+from rft.data.encode.base import MediaProcessor
 from rft.data.encode.encoder import Encoder
-from rft.data.encode.processor import MediaProcessor
 from rft.registry import Target
 from rft.setup.classes import actor_of, processor_of, strategy_of
 from rft.strategy.base import AUTO, DTYPES

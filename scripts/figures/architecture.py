@@ -14,7 +14,7 @@ WHAT = {  # what a room of the core has
     "modes": "what mode= names; train is of the core",
     "setup": "config to objects, and all mistakes of a config before a model is loaded",
     "train": "the one loop, stages, checkpoints, the run folder",
-    "evaluation": "held-out sets, pass@k and intervals",
+    "evaluation": "held-out sets and their metrics",
     "rollout": "sources of sampled text, the sampler, the engine hf",
     "reward": "terms, how they are called, their weighted sum",
     "data": "rows, their tokens and masks, sources of given batches",

@@ -8,7 +8,7 @@ import pytest
 from rft.data.base import GivenTexts
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths
-from rft.data.encode.processor import MediaProcessor, slots_of_template
+from rft.data.encode.media.processor import ModelProcessor, slots_of_template
 from rft.data.encode.tokenizer import characters
 from rft.data.fingerprint import digest, recall, remember
 from rft.data.given.supervised import DatasetSource
@@ -52,7 +52,7 @@ def count(folder, rows=ROWS, made=None, world=SINGLE_PROCESS):
 
 def test_a_file_that_has_changed_is_read_again(tmp_path):
     one = family("llava")
-    processor = MediaProcessor(one.processor, slots_of_template(one.processor, one.kinds))
+    processor = ModelProcessor(one.processor, slots_of_template(one.processor, one.kinds))
     file, cache = tmp_path / "a.png", tmp_path / "cache"
     picture(0).save(file)
     asked = [{"type": "image", "image": str(file)}, {"type": "text", "text": "?"}]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rft.data.row_checks import check_held_out, check_rows
+from rft.data.row_checks import check_held_out, check_rows, refuse_agents
 from rft.data.rows.lazy import LazyRows
 from rft.distributed import SINGLE_PROCESS
 from rft.setup.assembly import Job
@@ -118,3 +118,20 @@ def test_an_answer_that_no_response_can_match_is_refused_in_both_sets(reward, an
         f"{tmp_path / name}.jsonl line 2" for name in ("train", "test")
     ]
     assert all(text.split(": ", 1)[1].startswith(message) for text in refused)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"agent_name": "tool_agent"}, "agent_name"),
+        ({"tools_kwargs": {"calc": {"create_kwargs": {"x": 1}}}}, "tools_kwargs"),
+        ({"extra_info": {"tools_kwargs": {"calc": {}}}}, "tools_kwargs"),
+        ({"extra_info": {"interaction_kwargs": {"name": "tutor"}}}, "interaction_kwargs"),
+    ],
+)
+def test_a_row_for_an_agent_is_refused_by_its_field(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(
+        ValueError, match=rf"^the field '{field}' asks for tools .*; choose an environment, or remove the"
+    ):
+        refuse_agents({"prompt": "p"} | fields)
+    refuse_agents({"prompt": "p", "agent_name": "single_turn_agent", "extra_info": {"index": 0}})

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rft.data.encode.processor import RichText
+from rft.data.encode.base import RichText
 from rft.data.encode.processors import pretrained
 from rft.errors import Problems
 from rft.rollout.engine.base import Request

@@ -7,7 +7,8 @@ import pytest
 from rft.batch.thoughts import PromptThoughts
 from rft.data.encode.tokenizer import characters_and_tokens
 from rft.distributed import SINGLE_PROCESS
-from rft.evaluation.canary import CanaryProbe, CanaryResult
+from rft.evaluation.base import CanaryResult
+from rft.evaluation.canary import CanaryProbe
 from rft.reward.compose import CanaryOptions
 from rft.rollout.engine.base import Completion
 from rft.rollout.engine.sampling import Sampling

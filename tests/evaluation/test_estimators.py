@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from rft.evaluation.estimators import interval, maj_at_k, mean_and_error, pass_at_k
+from rft.evaluation.base import mean_and_error
+from rft.evaluation.estimators import interval, maj_at_k, pass_at_k
 
 
 def test_the_error_of_a_mean_by_hand():

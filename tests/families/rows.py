@@ -16,7 +16,7 @@ from rft.batch.encoded import MediaFacts
 from rft.batch.media import concat_media, media_entries
 from rft.batch.trajectory import Trajectory, given_segments, to_row
 from rft.data.encode.encoder import Encoder
-from rft.data.encode.processor import MediaProcessor, slots_of_template
+from rft.data.encode.media.processor import ModelProcessor, slots_of_template
 from tests.families import Family, frames, picture, sound
 
 WITH_BACKBONE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "internvl", "llava", "gemma3", "idefics3", "smolvlm",
@@ -28,7 +28,7 @@ PACKED = tuple(name for name in READ if name not in ("gemma3", "qwen2_audio"))  
 
 def encoder(family: Family) -> Encoder:
     """The encoder of chats for a family; its `processor` has the slots of the family's template."""
-    processor = MediaProcessor(family.processor, slots_of_template(family.processor, family.kinds))
+    processor = ModelProcessor(family.processor, slots_of_template(family.processor, family.kinds))
     return Encoder(processor.tokenizer, "chat", None, processor=processor)
 
 

@@ -13,8 +13,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from rft.actor.actor import Actor
 from rft.actor.base import ModelContext
 from rft.actor.model import write_export
+from rft.data.encode.base import Messages
 from rft.data.encode.encoder import Encoder
-from rft.data.encode.templates import Messages
 from rft.distributed import start
 from tests.data.encode.test_masks import CALLING, THINKING, TWO, said, trained, user
 from tests.helpers import MODEL, actor_options, make_strategy, same, token_batch

@@ -9,22 +9,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from rft.batch.encoded import EncodedText, MediaFacts
 from rft.batch.thoughts import PromptThoughts
-from rft.data.encode.masks import answers, check_turns, check_unmarked, conversation, join, no_prompt, text_fates
-from rft.data.encode.parts import SHOWN, beginning, text_of
-from rft.data.encode.processor import MediaProcessor, Parts, RichText, refuse_media
-from rft.data.encode.templates import ChatTemplate, Messages
+from rft.data.encode.base import MediaProcessor, Messages, Parts, RichText, Template, TrainOn, refuse_media
+from rft.data.encode.fates import text_fates
+from rft.data.encode.parts import SHOWN, beginning, conversation, join, no_prompt, text_of
 from rft.data.encode.tokenizer import Continuation, UnknownCharacters
 from rft.data.encode.truncation import Overlong, PromptLimit, TextLimit
 from rft.data.rows.lazy import Rows, located, place
-from rft.data.rows.text_files import read_text
+from rft.data.text import read_text
+from rft.imports import import_part
 
-TrainOn = Literal["response", "assistant", "last", "all"]
 Example = tuple[EncodedText, list[float]]  # T tokens, and what each of them counts in the loss
 
 
@@ -34,12 +33,12 @@ class Encoder:
     Args:
         tokenizer: supplied.
         template: "none": the prompt is the text, after a BOS token if the tokenizer adds one. Any other name: a
-            `ChatTemplate`; the prompt ends with its generation prompt.
+            `templates.ChatTemplate`; the prompt ends with its generation prompt.
         system: system message for chats that have none, or null.
         tools: a json file with a list of tool schemas for rows without `tools`, or null.
         train_on: which tokens train: the response of a row; every turn of the assistant, also those in the prompt; the
             last of these turns; or every token.
-        arguments: variables of the template, see `ChatTemplate`.
+        arguments: variables of the template, see `templates.ChatTemplate`.
         limit: what happens to long prompts, or None if they have no limit.
         processor: of a model that takes media, or None.
         scored: a row ends with the end token of its last answer, from which the model reads a score.
@@ -50,8 +49,8 @@ class Encoder:
         chat: the template; None if it is "none".
         tools: the schemas of `tools`.
         continued: the tokens of texts that continue another one; see `Continuation`.
-        ends: the tokens that answers are trained to end with, see `ChatTemplate`; `end` is that of plain answers.
-        answers: counts those in examples by what becomes of them, see `masks.FATES`; None: nothing is counted.
+        ends: the tokens that answers are trained to end with, see `Template`; `end` is that of plain answers.
+        answers: counts those in examples by what becomes of them, see `fates.FATES`; None: nothing is counted.
         thoughts: finds the thoughts that prompts open.
         unknown: finds characters without a token; a source that trains on given texts has it check them.
         made_of: everything that the token ids of a row depend on beside the files that `save` writes.
@@ -80,7 +79,10 @@ class Encoder:
                     f"data.{key} has no effect with data.template=none; set data.template=chat or remove it"
                 )
         self._tokenizer, self.thoughts = tokenizer, PromptThoughts(tokenizer)
-        self.chat = None if template == "none" else ChatTemplate(tokenizer, template, arguments)
+        self.chat: Template | None = None
+        if template != "none":
+            make = import_part("rft.data.encode.templates", "ChatTemplate", f"data.template={template}")
+            self.chat = make(tokenizer, template, arguments)
         self.ends = (tokenizer.eos_token_id,) if self.chat is None else self.chat.ends
         self.end = self.ends[0]
         self._system, self._train_on, self._scored = system, train_on, scored
@@ -298,23 +300,18 @@ class Encoder:
         question = [] if prompt is None else self._prompt_messages(prompt, "a prompt")
         question, answer, start = join(question, conversation(response, "a response"))
         messages, media = self._without_values(self._with_system([*question, *answer]))
-        number, last = len(messages) - len(answer), self._train_on == "last"
-        first = 0 if self._train_on == "assistant" else number
-        chat, tools = self.chat, self._tools_of(row)
+        number, chat, tools = len(messages) - len(answer), self.chat, self._tools_of(row)
         begun = None if start is None else (number, self._chat_prompt([*question, start], tools).text)
-        text, turns = answers(chat, tools, messages, first, last, begun)
+        trained_turns = import_part("rft.data.encode.masks", "trained_turns", f"data.template={chat.name}")
+        text, turns, fates = trained_turns(chat, tools, messages, number, self._train_on, self._scored, begun)
         rich = RichText(text, media)
-        if self._train_on == "all":
-            check_unmarked(messages)
+        if turns is None:
             ids = self.tokenize([rich])[0]
             return ids, [0.0] + [1.0] * (len(ids) - 1)
-        places, fates = check_turns(turns, messages, chat, self._scored)
         if self.answers is not None:
             self.answers.update(fates)
-        if self._scored and places[-1] == turns[-1] and messages[-1]["role"] == "assistant":
-            rich = RichText(text[: places[-1].end], media)
-        pieces = self._pieces(rich, [*(cut for turn in places for cut in (turn.start, turn.end)), len(rich.text)])
-        counts = [*(count for turn in places for count in (0.0, turn.weight)), 0.0]
+        pieces = self._pieces(rich, [*(cut for turn in turns for cut in (turn.start, turn.end)), len(rich.text)])
+        counts = [*(count for turn in turns for count in (0.0, turn.weight)), 0.0]
         weights = [count for count, piece in zip(counts, pieces, strict=True) for _ in piece]
         return sum(pieces, EncodedText([])), weights
 
@@ -368,7 +365,7 @@ class Encoder:
         return RichText(self.chat.prompt(bare, tools), media)
 
     def render(self, messages: Messages, tools: list[dict[str, Any]] | None, answering: bool) -> RichText:
-        """The text of chat messages and their media: as `ChatTemplate.render` gives it, without `data.system`; with
+        """The text of chat messages and their media: as `Template.render` gives it, without `data.system`; with
         template "none" their contents."""
         bare, media = self._without_values(messages)
         if self.chat is None:

@@ -25,16 +25,15 @@ from numpy.typing import NDArray
 
 from rft.conditions import fields_of
 from rft.data.base import GivenTexts, SourceContext
+from rft.data.encode import base, fates, parts, tokenizer, truncation
 from rft.data.encode import encoder as encode
-from rft.data.encode import masks, parts, processor, templates, tokenizer, truncation
 from rft.data.encode.encoder import Encoder
-from rft.data.encode.media import audio
-from rft.data.encode.media import files as media_files
+from rft.data.encode.fates import FATES
 from rft.data.encode.truncation import PromptLimit, TextLimit, TextTokens
 from rft.data.fingerprint import digest, recall, remember
 from rft.data.processes import CHUNK, in_chunks
+from rft.data.rows.base import WeightedRows
 from rft.data.rows.lazy import Row, Rows, located, place, subset
-from rft.data.rows.mixture import Mixed
 from rft.distributed import SINGLE_PROCESS, World
 
 VERSIONS = [package.__version__ for package in (jinja2, tokenizers, transformers)]
@@ -84,7 +83,7 @@ class Lengths:
             ValueError: a row cannot be encoded; names it.
         """
         encoder = copy(self._encoder)
-        encoder.answers = fates = Counter[str]()
+        encoder.answers = answered = Counter[str]()
         texts = given.build(SourceContext(SINGLE_PROCESS, 0, encoder, rows, 1, (), False)).texts
 
         def count(numbers: range) -> list[tuple[int, ...]]:
@@ -92,11 +91,11 @@ class Lengths:
             for number in numbers:
                 with located(rows, number):
                     tokens = count_tokens(texts(number, rows[number]), encoder)
-                counted.append((*tokens, *(fates.pop(fate, 0) for fate in masks.FATES)))
+                counted.append((*tokens, *(answered.pop(fate, 0) for fate in FATES)))
             return counted
 
         made_of = (_code(given.source), fields_of(given.options))
-        known = self._known(rows, lambda row: row, made_of, count, 3 + len(masks.FATES))
+        known = self._known(rows, lambda row: row, made_of, count, 3 + len(FATES))
         return TextTokens(known[:, 0], known[:, 1], known[:, 2], known[:, 3:])
 
     def _known(self, rows: Rows, read: Callable[[Row], Row], made_of: Any, count: Count, size: int) -> Counts:
@@ -156,9 +155,12 @@ class Lengths:
         with TemporaryDirectory() as folder:
             self._encoder.save(Path(folder))
             files = [(path.name, path.read_bytes()) for path in sorted(Path(folder).rglob("*")) if path.is_file()]
-        modules = (encode, masks, audio, media_files, parts, processor, templates, tokenizer, truncation)
+        used, chat = self._encoder.processor, self._encoder.chat
+        modules = [encode, base, fates, parts, tokenizer, truncation]
+        chosen = [one for one in (chat, used) if one is not None]
+        modules += [module for one in chosen for module in one.modules]
         code = [Path(inspect.getfile(module)).read_bytes() for module in modules]
-        used = self._encoder.processor
+        code += [file for one in chosen for file in _code(type(one))]
         sent = None if used is None else (used.keeps_raw, used.sends_padded)
         return [files, code, self._encoder.made_of, sent]
 
@@ -242,9 +244,7 @@ def limit_texts(
         why = f", since {limit.uncuttable}" if limit.overlong == "truncate" else ""
         message += f". Dropped{why}: {dropped}"
     log(f"{message} (data.overlong={limit.overlong})")
-    left = rows
-    if dropped:
-        left = rows.kept(kept, key, limit.name) if isinstance(rows, Mixed) else subset(rows, kept)
+    left = _chosen(rows, kept, key, limit.name) if dropped else rows
     return left, np.minimum(counts[kept], limit.most)
 
 
@@ -277,5 +277,9 @@ def limit_prompts(
     if not len(short):
         raise ValueError(f"{message}, the shortest {counts.min()}, and no row is left; raise data.max_prompt_tokens")
     log(f"{message}. They are dropped")
-    left = rows.kept(short, key, f"data.max_prompt_tokens={most}") if isinstance(rows, Mixed) else subset(rows, short)
-    return left, counts[short]
+    return _chosen(rows, short, key, f"data.max_prompt_tokens={most}"), counts[short]
+
+
+def _chosen(rows: Rows, numbers: NDArray[np.int64], key: str, limit: str) -> Rows:
+    """The rows of these indices; arguments and errors are those of `WeightedRows.kept`."""
+    return rows.kept(numbers, key, limit) if isinstance(rows, WeightedRows) else subset(rows, numbers)

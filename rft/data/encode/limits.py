@@ -1,19 +1,15 @@
 """Applies the limits of `data` to rows before a model is loaded: long rows are dropped, cut or refused."""
 
 from collections.abc import Callable
-from copy import copy
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rft.data.base import GivenTexts, SourceContext
-from rft.data.encode.encoder import Encoder
-from rft.data.encode.lengths import Counts, Lengths, count_tokens, limit_prompts, limit_texts
-from rft.data.encode.masks import explain
+from rft.data.base import GivenTexts
+from rft.data.encode.fates import explain
+from rft.data.encode.lengths import Counts, Lengths, limit_prompts, limit_texts
 from rft.data.encode.truncation import PromptLimit, TextLimit
-from rft.data.rows.lazy import Row, Rows, located
-from rft.data.rows.stream import RowFilter, StreamedRows
-from rft.distributed import SINGLE_PROCESS
+from rft.data.rows.lazy import Rows
 from rft.errors import prefixed
 
 
@@ -85,35 +81,3 @@ def fit_texts(
             "and count as other pairs do; remove them"
         )
     return kept
-
-
-def short_prompts(encoder: Encoder, limit: PromptLimit) -> RowFilter:
-    """Keeps the rows of a stream whose prompts are not too long."""
-
-    def keeps(rows: list[Row]) -> list[bool]:
-        return [len(prompt) <= limit.most for prompt in encoder.whole_prompts(rows)]
-
-    return RowFilter(keeps, f"their prompts have more tokens than data.max_prompt_tokens={limit.most}")
-
-
-def short_texts(encoder: Encoder, limit: TextLimit, given: GivenTexts, stream: StreamedRows) -> RowFilter:
-    """Keeps the rows of a stream whose given texts are not too long, or can be cut.
-
-    Args:
-        stream: a stream that is not opened.
-    """
-    whole = copy(encoder)
-    whole.text_limit = None
-    texts = given.build(SourceContext(SINGLE_PROCESS, 0, whole, stream, 1, (), False)).texts
-
-    def keeps(rows: list[Row]) -> list[bool]:
-        kept = []
-        for number, row in enumerate(rows):
-            with located(rows, number):
-                kept.append(bool(limit.keeps(*count_tokens(texts(number, row), whole)[:2])))
-        return kept
-
-    why = f"they have more tokens than {limit.name}"
-    if limit.overlong == "truncate":
-        why += f", and {limit.uncuttable}"
-    return RowFilter(keeps, why)

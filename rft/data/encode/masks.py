@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from rft.data.encode.parts import KINDS, SHOWN
-from rft.data.encode.templates import ChatTemplate, Messages
+from rft.data.encode.base import Messages, Template, TrainOn
+from rft.data.encode.fates import EARLIER, MARKED, MARKS, REWRITES, TRAINED
+from rft.data.encode.parts import SHOWN, asked
 
 Message = dict[str, Any]
-# Keys of a message of the assistant that say how much it trains: of OpenAI, of verl, and of axolotl and others.
-MARKS = ("weight", "loss_mask", "train", "loss", "trainable")
 OTHERS = ("id", "index", "timestamp", "created_at")  # numbers of a message that are no marks
 NO_WORDS = ("role", "name", *MARKS, *OTHERS)  # keys of a message that templates write no answer of
 # Why a conversation has nothing to train on.
@@ -23,15 +22,6 @@ REWRITTEN = (
 )
 NO_ANSWER = "no message is an answer of the assistant that trains; remove the row"
 
-# What becomes of an answer of the assistant; why it does not train.
-TRAINED, EARLIER, REWRITES, MARKED = "trained", "earlier", "rewritten", "marked"
-CAUSES = {
-    EARLIER: "stand before the answer of their row (data.train_on=assistant trains them, too)",
-    REWRITES: "are rewritten by the chat template where messages follow them, such as without a thought, so the model "
-    "never writes them as they stand (add rows that end with them)",
-    MARKED: f"are marked ({', '.join(MARKS)})",
-}
-FATES = (TRAINED, *CAUSES)
 NO_THOUGHT = re.compile(r"<(\w+)>\s*</\1>\s*")  # as templates of thinking models write it
 
 
@@ -43,8 +33,42 @@ class Turn(NamedTuple):
     weight: float = 1.0
 
 
+def trained_turns(
+    chat: Template,
+    tools: list[dict[str, Any]] | None,
+    messages: Messages,
+    number: int,
+    train_on: TrainOn,
+    scored: bool,
+    begun: tuple[int, str] | None,
+) -> tuple[str, list[Turn] | None, list[str]]:
+    """What of a conversation trains.
+
+    Args:
+        tools, begun: see `answers`.
+        number: of the first message of the response.
+        train_on: see `rft.data.encode.encoder.Encoder`.
+        scored: see `check_turns`.
+
+    Returns:
+        The text; the turns that train, or None where all of it does; and what becomes of each answer, see `FATES`.
+
+    Raises:
+        ValueError: the conversation cannot train.
+    """
+    first = 0 if train_on == "assistant" else number
+    text, turns = answers(chat, tools, messages, first, train_on == "last", begun)
+    if train_on == "all":
+        check_unmarked(messages)
+        return text, None, []
+    places, fates = check_turns(turns, messages, chat, scored)
+    if scored and places[-1] == turns[-1] and messages[-1]["role"] == "assistant":
+        text = text[: places[-1].end]
+    return text, places, fates
+
+
 def answers(
-    chat: ChatTemplate,
+    chat: Template,
     tools: list[dict[str, Any]] | None,
     messages: Messages,
     first: int,
@@ -122,29 +146,8 @@ def check_words(messages: Messages, first: int) -> None:
             )
 
 
-def join(question: list[Message], answer: list[Message]) -> tuple[list[Message], list[Message], Message | None]:
-    """Prompt and response, and the message of the assistant that the prompt ends with and the response continues.
-
-    The prompt is returned without it, and the first message of the response with it. Without such a message both are
-    returned as they are, and None.
-
-    Raises:
-        ValueError: the content of one of the two is not a text.
-    """
-    if not question or not question[-1]["role"] == answer[0]["role"] == "assistant":
-        return question, answer, None
-    *question, start = question
-    contents = [message["content"] for message in (start, answer[0]) if isinstance(message.get("content"), str)]
-    if len(contents) < 2:
-        raise ValueError(
-            "the prompt ends with a message of the assistant, which the response continues: the contents of both must "
-            "be texts; move the message to the response if it is an answer of its own"
-        )
-    return question, [{**start, **answer[0], "content": "".join(contents)}, *answer[1:]], start
-
-
 def check_turns(
-    turns: Sequence[Turn | str], messages: Messages, chat: ChatTemplate, scored: bool = False
+    turns: Sequence[Turn | str], messages: Messages, chat: Template, scored: bool = False
 ) -> tuple[list[Turn], list[str]]:
     """The turns that train, of those that `answers` gives, and what becomes of each; see `FATES`.
 
@@ -168,37 +171,12 @@ def check_turns(
     return places, [TRAINED if isinstance(turn, Turn) else turn for turn in turns]
 
 
-def text_fates(prompt: str | Messages) -> list[str]:
-    """What becomes of an answer that is a text, and of the turns in its prompt; see `FATES`."""
-    return [TRAINED, *(EARLIER for _ in (() if isinstance(prompt, str) else asked(prompt[:-1])))]
-
-
-def asked(messages: Messages) -> list[int]:
-    """The numbers of the assistant's messages that follow a message of another role, such as a question."""
-    roles = [message["role"] for message in messages]
-    first = next((number for number, role in enumerate(roles) if role not in ("system", "assistant")), len(roles))
-    return [number for number, role in enumerate(roles) if role == "assistant" and number > first]
-
-
 def _without_thought(prompt: str, turn: str) -> Iterator[tuple[str, str]]:
     """A prompt and its turn without the empty thought that one of them has where they meet."""
     if found := NO_THOUGHT.match(turn):
         yield prompt, turn[found.end() :]
     if found := re.search(NO_THOUGHT.pattern + r"\Z", prompt):
         yield prompt[: found.start()], turn
-
-
-def explain(counts: Sequence[int]) -> str | None:
-    """A message about answers that do not train; None where all do.
-
-    Args:
-        counts: answers of the assistant by what becomes of them, in the order of `FATES`.
-    """
-    trained, *others = counts
-    causes = [f"{count:,} {cause}" for count, cause in zip(others, CAUSES.values(), strict=True) if count]
-    if not causes:
-        return None
-    return "; ".join([f"{trained:,} of {sum(counts):,} answers of the assistant are in the loss", *causes])
 
 
 def weight_of(message: Mapping[str, Any]) -> float:
@@ -240,57 +218,3 @@ def check_unmarked(messages: Messages) -> None:
             f"data.train_on=all trains every token alike, and an answer of this row is marked ({', '.join(MARKS)}); "
             "remove the mark"
         )
-
-
-def conversation(value: Any, what: str) -> list[dict[str, Any]]:
-    """Chat messages without the nulls that tables fill in for keys of other rows.
-
-    A content is one text, or a list of parts if one of them is not a text.
-
-    Args:
-        what: what error messages call the messages.
-
-    Raises:
-        ValueError: `value` is not a list of messages with a role, or a content is not text.
-    """
-    if not isinstance(value, list) or not value:
-        raise ValueError(f"{what} is {type(value).__name__ if value != [] else 'empty'}, not a list of chat messages")
-    messages = []
-    for number, message in enumerate(value):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise ValueError(
-                f"message {number} of {what} is {message!r:.200}; expected {{role: user, content: ...}} (map other "
-                "schemas where the rows are loaded)"
-            )
-        kept = {key: part for key, part in message.items() if part is not None or key == "content"}
-        if isinstance(kept.get("content"), list):  # OpenAI's content parts
-            parts = [_checked(part, number, what) for part in kept["content"]]
-            texts = all(part["type"] == "text" for part in parts)
-            kept["content"] = "".join(part["text"] for part in parts) if texts else parts
-        elif not isinstance(kept.get("content"), str | None) and kept["role"] != "tool":  # a result may be an object
-            raise ValueError(
-                f"the content of message {number} of {what} is {type(kept['content']).__name__}; write it as a text"
-            )
-        messages.append(kept)
-    return messages
-
-
-def _checked(part: Any, number: int, what: str) -> dict[str, Any]:
-    """A content part `{type, <type>: value}`."""
-    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    if isinstance(part, dict) and kind in KINDS and part.get(kind) is not None:
-        return {"type": kind, kind: part[kind]}
-    if isinstance(part, dict) and kind == "text" and isinstance(part.get("text"), str):
-        return {"type": "text", "text": part["text"]}
-    raise ValueError(
-        f"message {number} of {what} has a content part of type {kind!r:.60} without a value, or of an unknown type; "
-        f"expected one of text, {', '.join(KINDS)}"
-    )
-
-
-def no_prompt(prompt: Any, what: str) -> ValueError:
-    """The error of a prompt that is neither a text nor a list."""
-    return ValueError(
-        f"{what} is {type(prompt).__name__}, not text or a list of chat messages; name another field in "
-        "columns.prompt of the data set"
-    )

@@ -2,8 +2,8 @@
 
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
+from rft.data.encode.media.processor import ModelProcessor, placeholder_tokens, slots_of_template
 from rft.data.encode.media.without_video import VIDEO, load_processor, video_part, without_video
-from rft.data.encode.processor import MediaProcessor, placeholder_tokens, slots_of_template
 from rft.ranges import PositiveFloat, PositiveInt
 
 
@@ -13,7 +13,7 @@ def pretrained(
     path: str,
     trust_remote_code: bool = False,
     video_fps: PositiveFloat | None = None,
-) -> MediaProcessor:
+) -> ModelProcessor:
     """The processor of a model on disk or on the hub, with the tokenizer of the run.
 
     Args:
@@ -34,7 +34,7 @@ def pretrained(
 
 def media_processor(
     path: str, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool = False
-) -> MediaProcessor | None:
+) -> ModelProcessor | None:
     """The processor of a model on disk or on the hub; None if it takes no media.
 
     Args:
@@ -55,7 +55,7 @@ def media_processor(
         tokenizer.chat_template = processor.chat_template
     slots = slots_of_template(processor, kinds)
     processor.tokenizer = tokenizer
-    return MediaProcessor(processor, slots)
+    return ModelProcessor(processor, slots)
 
 
 def _takes_video(processor: ProcessorMixin) -> bool:
@@ -75,7 +75,7 @@ def patches(
     merge_size: PositiveInt,
     min_pixels: PositiveInt,
     max_pixels: PositiveInt,
-) -> MediaProcessor:
+) -> ModelProcessor:
     """The processor of a Qwen2.5-VL, which cuts an image into patches at its own resolution.
 
     Args:
@@ -92,12 +92,12 @@ def patches(
         tokenizer=tokenizer,
         video_processor=video_part("Qwen2VLVideoProcessor", **sizes),  # engines with torchvision read it from the files
     )
-    return MediaProcessor(processor, {"image": f"<|vision_start|>{processor.image_token}<|vision_end|>"})
+    return ModelProcessor(processor, {"image": f"<|vision_start|>{processor.image_token}<|vision_end|>"})
 
 
 def mel_frames(
     *, tokenizer: PreTrainedTokenizerBase, mel_bins: PositiveInt, seconds: PositiveInt, sampling_rate: PositiveInt
-) -> MediaProcessor:
+) -> ModelProcessor:
     """The processor of a Qwen2-Audio, which makes frames of a mel spectrogram.
 
     Args:
@@ -109,4 +109,4 @@ def mel_frames(
 
     extractor = WhisperFeatureExtractor(feature_size=mel_bins, chunk_length=seconds, sampling_rate=sampling_rate)
     processor = Qwen2AudioProcessor(feature_extractor=extractor, tokenizer=tokenizer)
-    return MediaProcessor(processor, {"audio": f"<|audio_bos|>{processor.audio_token}<|audio_eos|>"})
+    return ModelProcessor(processor, {"audio": f"<|audio_bos|>{processor.audio_token}<|audio_eos|>"})

@@ -1,8 +1,8 @@
-"""Chat templates: the tokenizer's own, one of the folder `templates` by name, or a file of the user."""
+"""Chat templates: the tokenizer's own, one of the folder `chat_templates` by name, or a file of the user."""
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -12,16 +12,17 @@ from jinja2 import TemplateError, meta
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from rft.data.rows.text_files import read_text
+from rft.data.encode import masks
+from rft.data.encode.base import Messages, Template
 from rft.data.strict_json import value_of
+from rft.data.text import read_text
 from rft.errors import did_you_mean, prefixed
 from rft.sanitize import one_line
 
 if TYPE_CHECKING:  # worker processes of reward rules start without transformers
     from transformers import PreTrainedTokenizerBase
 
-FOLDER = Path(__file__).parent / "templates"
-Messages = Sequence[Mapping[str, Any]]
+FOLDER = Path(__file__).parent / "chat_templates"
 # What transformers passes to every template, beside the special tokens of the tokenizer.
 PASSED = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
 THINKS = "enable_thinking"  # an argument of many templates: the generation prompt begins a thought
@@ -31,7 +32,7 @@ RESULT = {"role": "tool", "content": "result", "tool_call_id": "result000"}
 PROBE = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 
 
-class ChatTemplate:
+class ChatTemplate(Template):
     """Renders conversations. The tokenizer keeps the template, so that checkpoints have it.
 
     Args:
@@ -39,20 +40,12 @@ class ChatTemplate:
         name: "chat" for the tokenizer's own, the name of one that is built in, or the path of a file in jinja.
         arguments: variables of the template beside the messages, such as `{enable_thinking: False}`.
 
-    Attributes:
-        name: the argument, for messages.
-        tokenizer, arguments: as given.
-        takes_tools: False if the template ignores tools.
-        takes_parts: whether the template renders a content that is a list of parts.
-        added: texts of the tokens that the tokenizer finds before it splits the text between them, by id.
-        special: those of them that are special, which texts of answers leave out.
-        ends: the token that ends a plain answer, or the tokenizer's end token where the template writes none; and that
-            of a turn that calls tools, where it is another one.
-
     Raises:
         ValueError: there is no such template, it does not render, does not read an argument, or its tokens are not
             the tokenizer's.
     """
+
+    modules = (masks,)
 
     def __init__(
         self, tokenizer: "PreTrainedTokenizerBase", name: str, arguments: Mapping[str, Any] = MappingProxyType({})
@@ -96,10 +89,6 @@ class ChatTemplate:
             )
 
     def prompt(self, messages: Messages, tools: list[dict[str, Any]] | None) -> str:
-        """The text behind which an answer is sampled: a last message of the assistant is continued.
-
-        Arguments and errors are those of `render`.
-        """
         continued = messages[-1]["role"] == "assistant"
         if continued and messages[-1].get("tool_calls"):
             raise ValueError("a prompt ends with tool calls of the assistant; add their results")
@@ -108,16 +97,6 @@ class ChatTemplate:
     def render(
         self, messages: Messages, tools: list[dict[str, Any]] | None, answering: bool, continued: bool = False
     ) -> str:
-        """The text of a conversation. An answer that has the end token already is rendered without it.
-
-        Args:
-            tools: schemas of functions, or None.
-            answering: adds the generation prompt.
-            continued: ends the text with the content of the last message instead.
-
-        Raises:
-            ValueError: the template cannot render it.
-        """
         last = messages[-1]
         answered = last["role"] == "assistant" and not answering
         try:
@@ -140,14 +119,6 @@ class ChatTemplate:
             ) from error
 
     def schemas(self, tools: Any, what: str) -> list[dict[str, Any]]:
-        """Tool schemas, from a list or its JSON.
-
-        Args:
-            what: what error messages call them.
-
-        Raises:
-            ValueError: they are of another form, or the template ignores tools.
-        """
         if isinstance(tools, str):  # tables can hold schemas of different rows only as text
             with prefixed(f"{what} is not JSON: "):
                 tools = value_of(tools)
@@ -168,17 +139,8 @@ class ChatTemplate:
             return False
 
     def length(self, turn: str) -> int:
-        """Characters of an assistant's turn, up to the end of its end token.
-
-        The end token is the first special token after a plain answer. In a turn that ends in another way, such as with
-        a tool call, it is the last special token.
-
-        Args:
-            turn: the text of the last turn of a conversation, after the prompt.
-
-        Raises:
-            ValueError: there is no such token.
-        """
+        """The end token is the first special token after a plain answer. In a turn that ends in another way, such as
+        with a tool call, it is the last special token."""
         plain = turn.endswith(self._tail)
         ends = list(self._special.finditer(turn, len(turn) - len(self._tail) if plain else 0))
         if not ends:
@@ -225,11 +187,9 @@ class ChatTemplate:
 
     @property
     def writes_calls(self) -> bool:
-        """Whether the template writes the calls of tools in an answer."""
         return self._call_form != "none"
 
     def check_calls(self, messages: Messages) -> None:
-        """Raises ValueError where messages have calls of tools and the template leaves them out."""
         if any(message.get("tool_calls") for message in messages) and not self.writes_calls:
             raise ValueError(
                 f"data.template={self.name} does not write calls of tools, and a message of the assistant has "

@@ -13,11 +13,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rft.batch.encoded import EncodedText
+from rft.data.encode.base import RichText
 from rft.data.encode.parts import SHOWN
-from rft.data.encode.processor import RichText
-from rft.data.rows.sources import require
-from rft.data.rows.text_files import json_lines
 from rft.errors import without_code
+from rft.imports import import_part
 
 PAD, END, UNKNOWN = "<pad>", "<eos>", "<unk>"
 BLANKS = ("▁", "Ġ")  # how tokens of Metaspace and of byte-level tokenizers begin that stand for a blank
@@ -70,6 +69,8 @@ def bpe(*, files: list[str], fields: list[str], vocab_size: int) -> PreTrainedTo
         raise ValueError(
             f"actor.tokenizer.vocab_size={vocab_size} cannot hold the bytes; give at least {len(alphabet) + 2}"
         )
+    require = import_part("rft.data.rows.sources", "require", "actor.tokenizer.fields")
+    json_lines = import_part("rft.data.rows.text_files", "json_lines", "actor.tokenizer.files")
     texts = []
     for number, file in enumerate(files):
         for where, row in json_lines(file, f"actor.tokenizer.files[{number}]"):

@@ -70,7 +70,7 @@ class TextTokens(NamedTuple):
         tokens: (N,) their number.
         least: (N,) how many a cut must leave: one that trains, and all tokens of media.
         equal: (N,) 1 where they are the two responses of a pair, and are the same; otherwise 0.
-        answers: (N, F) answers of the assistant, by what becomes of them; see `masks.FATES`.
+        answers: (N, F) answers of the assistant, by what becomes of them; see `fates.FATES`.
     """
 
     tokens: NDArray[np.int32]

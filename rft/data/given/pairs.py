@@ -11,8 +11,8 @@ from rft.batch.collate import collate
 from rft.batch.columns import GIVEN_COLUMNS
 from rft.data.base import CheckContext, GivenSource, SourceContext, SourceFacts, SourceOptions
 from rft.data.given.supervised import DatasetOptions, given_facts, row_number, supervised_row
+from rft.data.rows.base import StreamedRows
 from rft.data.rows.lazy import Row, located
-from rft.data.rows.stream import StreamedRows
 from rft.metrics import Metrics
 
 ONE_PROMPT = "all rows {} (KTO compares a response with one to another prompt)"

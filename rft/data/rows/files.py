@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rft.data.rows.text_files import CsvFile, JsonLines, Located, TextFile, check_file, json_file
+from rft.data.rows.text_files import CsvFile, JsonLines, Located, TextFile, json_file
+from rft.data.text import check_file
 
 READ_AHEAD = 1024  # rows of a parquet file that are read at once
 TEXT_FILES: dict[str, Callable[[str, str], TextFile]] = {".jsonl": JsonLines, ".json": json_file, ".csv": CsvFile}

@@ -5,11 +5,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from rft.data.encode.masks import conversation
+from rft.data.encode.parts import conversation
 from rft.data.given.pairs import TRUTHS
+from rft.data.rows.base import is_weighted
 from rft.data.rows.lazy import LazyRows, Row, Rows, load
-from rft.data.rows.mixture import Mixture
-from rft.data.rows.text_files import read_text
+from rft.data.text import read_text
 from rft.errors import prefixed
 from rft.ranges import Seed
 from rft.registry import Target, take
@@ -99,7 +99,7 @@ class JudgeRows:
         self._question = Question.of(question, f"{key}.question")
         self._seed = seed
         self._rows = Target(rows, f"{key}.rows", ("key",))
-        if self._rows.factory is Mixture:
+        if is_weighted(self._rows):
             raise ValueError(
                 f"{key}.rows: the weights of a mixture would be lost; put a JudgeRows into every part of a mixture"
             )

@@ -1,17 +1,26 @@
 """Rows of several data sets, which are drawn in proportion to the weights of the data sets."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from itertools import accumulate
+from math import ceil, floor
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from rft.batch.counter_rng import generator
+from rft.data.rows.base import RowFilter, StreamableRows, StreamedRows, WeightedRows, check_streamable, is_weighted
 from rft.data.rows.lazy import ConcatRows, Row, Rows, load, subset
-from rft.data.rows.stream import RowFilter, RowStream, StreamableRows, StreamedRows, check_streamable
+from rft.data.sampler import RowSampler, make_sampler
 from rft.ranges import PositiveFloat
 from rft.registry import Target
+
+PART_SEEDS = 1_000_000_007  # distance between the seeds, or the first epochs, of two parts of a mixture
 
 
 @dataclass
@@ -40,13 +49,15 @@ class Mixture(StreamableRows):
         ValueError: there is no part, or a part is a mixture.
     """
 
+    weighted = True
+
     def __init__(self, parts: dict[str, MixturePart], key: str) -> None:
         if not parts:
             raise ValueError(f"{key}.parts is empty: name at least one, as {{weight: 1.0, rows: {{_target_: ...}}}}")
         self._weights = {name: part.weight for name, part in parts.items()}
         self._targets = {name: Target(part.rows, f"{key}.parts.{name}.rows", ("key",)) for name, part in parts.items()}
         for target in self._targets.values():
-            if target.factory is Mixture:
+            if is_weighted(target):
                 raise ValueError(
                     f"{target.key}: the weights of a mixture inside a mixture would be lost; list its parts here"
                 )
@@ -63,7 +74,7 @@ class Mixture(StreamableRows):
         return MixedStream(parts, self._weights)
 
 
-class Mixed(ConcatRows):
+class Mixed(ConcatRows, WeightedRows):
     """The concatenated rows of a mixture.
 
     Args:
@@ -76,20 +87,13 @@ class Mixed(ConcatRows):
         self.parts = parts
         self.weights = weights
 
+    def sampler(self, seed: int, shuffle: bool) -> "MixtureSampler":
+        return MixtureSampler(self, seed, shuffle)
+
     def _find(self, number: int) -> Row:
         return named(super()._find(number), list(self.parts)[bisect_right(self.ends, number)])
 
     def kept(self, numbers: NDArray[np.int64], key: str, limit: str) -> "Mixed":
-        """The mixture with some of its rows.
-
-        Args:
-            numbers: indices of the rows to keep, ascending.
-            key: the yaml key of the mixture.
-            limit: what the other rows exceed, for messages.
-
-        Raises:
-            ValueError: a part would have no rows; names the part.
-        """
         parts, start = {}, 0
         for (name, rows), end in zip(self.parts.items(), self.ends, strict=True):
             left = numbers[np.searchsorted(numbers, start) : np.searchsorted(numbers, end)] - start
@@ -113,10 +117,13 @@ class MixedStream(StreamedRows):
         weights: the weights of the parts.
     """
 
-    def __init__(self, parts: Mapping[str, RowStream], weights: Mapping[str, float]) -> None:
+    def __init__(self, parts: Mapping[str, StreamedRows], weights: Mapping[str, float]) -> None:
         super().__init__()
         self.parts = parts
         self.weights = weights
+
+    def sampler(self, seed: int, shuffle: bool) -> "MixtureSampler":
+        return MixtureSampler(self, seed, shuffle)
 
     def preview(self) -> Mixed:
         return Mixed({name: part.preview() for name, part in self.parts.items()}, self.weights)
@@ -126,11 +133,93 @@ class MixedStream(StreamedRows):
         return MixedStream(parts, self.weights)
 
 
-def check_mixtures(held_out: Mapping[str, Target]) -> Iterator[str]:
-    """Checks that only `data.train` is a mixture."""
-    for target in held_out.values():
-        if target.factory is Mixture:
-            yield (
-                f"{target.key}: an evaluation uses all rows of a set, so the weights of a mixture have no effect; give "
-                "each part of the mixture its own name under data.eval"
+class MixtureSampler(RowSampler):
+    """Draws rows of the parts of a mixture in proportion to their weights, whatever their sizes.
+
+    Draws are grouped into rounds of ceil(1 / smallest share) draws. In each round every part has its share of the
+    draws, in shuffled order, or part after part. After every round each part has had its share of all draws so far to
+    within one row; exactly, if the shares of a round are integers. Each part has its own epochs. Rows that a stream
+    drops do not count as draws.
+
+    Args:
+        rows: the rows of a mixture.
+        seed: determines every order.
+        shuffle: `data.shuffle`; false: rounds have the parts, and epochs the rows of a part, in their own order.
+    """
+
+    def __init__(self, rows: Mixed | MixedStream, seed: int, shuffle: bool = True) -> None:
+        super().__init__(rows, seed, shuffle)
+        exact = [Fraction(weight) for weight in rows.weights.values()]
+        shares = [weight / sum(exact) for weight in exact]
+        self._until = list(accumulate(shares))  # cumulative shares of the parts
+        self._length = ceil(1 / min(shares))  # draws of a round
+        self._round = -1
+        self._turns: list[tuple[int, int]] = []
+        self._mixture = rows
+        self._starts = [0, *rows.ends] if isinstance(rows, Mixed) else []
+        self._parts: list[RowSampler] = []
+        for number, part in enumerate(rows.parts.values(), 1):
+            apart = number * PART_SEEDS
+            streamed = isinstance(part, StreamedRows)
+            self._parts.append(
+                make_sampler(part, seed + apart, shuffle) if streamed else RowSampler(part, seed, shuffle, apart)
             )
+
+    def take(self, number: int, weights: Tensor | None = None) -> list[tuple[int, int]]:
+        if not isinstance(self._mixture, MixedStream):
+            return super().take(number, weights)
+        assert weights is None, "rows of a stream have no weights"
+        start, self.position = self.position, self.position + number
+        parts = [self._turn(position)[0] for position in range(start, self.position)]
+        for part, sampler in enumerate(self._parts):
+            sampler.take(parts.count(part))
+        names, streams = list(self._mixture.parts), self._mixture.parts.values()
+        rows = [iter(stream.drawn.values()) for stream in streams]
+        self._mixture.drawn = {index: named(next(rows[part]), names[part]) for index, part in enumerate(parts, start)}
+        return [(position, position) for position in self._mixture.drawn]
+
+    def row_at(self, position: int) -> int:
+        """The row of the mixture at a position."""
+        part, number = self._turn(position)
+        return self._starts[part] + self._parts[part].row_at(number)
+
+    def _turn(self, position: int) -> tuple[int, int]:
+        """The part that is drawn at a position, and the number of its earlier draws."""
+        number, index = divmod(position, self._length)
+        if number != self._round:
+            self._turns = self._draws_of_round(number)
+            self._round = number
+        return self._turns[index]
+
+    def _draws_of_round(self, number: int) -> list[tuple[int, int]]:
+        """(part, number of its earlier draws) for each draw of a round."""
+        before, after = self._draws(number * self._length), self._draws((number + 1) * self._length)
+        parts = [part for part, (start, end) in enumerate(zip(before, after, strict=True)) for _ in range(start, end)]
+        order: Iterable[int] = range(self._length)
+        if self._shuffle:
+            order = torch.randperm(self._length, generator=generator(self._seed, number)).tolist()
+        turns = []
+        for index in order:
+            turns.append((parts[index], before[parts[index]]))
+            before[parts[index]] += 1
+        return turns
+
+    def _draws(self, total: int) -> list[int]:
+        """How many of the first `total` draws each part has: cumulative shares are rounded, so that they add up."""
+        ends = [floor(total * until + Fraction(1, 2)) for until in self._until]
+        return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, and the states of the parts of a streamed mixture."""
+        if not isinstance(self._mixture, MixedStream):
+            return super().state_dict()
+        return {"position": self.position, "parts": [part.state_dict() for part in self._parts]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from a state of `state_dict`; see `RowSampler.load_state_dict`."""
+        if not isinstance(self._mixture, MixedStream):
+            super().load_state_dict(state)
+            return
+        self.position = state["position"]
+        for part, own in zip(self._parts, state["parts"], strict=True):
+            part.load_state_dict(own)

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+from rft.data.row_checks import identity
 from rft.data.rows.lazy import Row, Rows, load
 from rft.data.rows.sources import find
-from rft.data.rows.split import identity
 from rft.ranges import PositiveInt
 from rft.registry import Target
 

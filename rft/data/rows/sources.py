@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from rft.batch.row_fields import check_names
-from rft.data.encode.masks import conversation
-from rft.data.encode.parts import COLUMNS, MESSAGES, normalize_media, text_of, undecoded
+from rft.data.encode.media.normal import COLUMNS, MESSAGES, normalize_media, undecoded
+from rft.data.encode.parts import conversation, text_of
+from rft.data.rows.base import StreamableRows
 from rft.data.rows.files import (
     STREAMED,
     TEXT_FILES,
@@ -26,16 +27,14 @@ from rft.data.rows.files import (
 )
 from rft.data.rows.lazy import ConcatRows, ConvertRow, LazyRows, Row, Rows
 from rft.data.rows.schemas import SCHEMAS
-from rft.data.rows.stream import RowStream, ShardReader, StreamableRows
+from rft.data.rows.stream import RowStream, ShardReader
 from rft.data.rows.text_files import TextRows
 from rft.errors import did_you_mean, listed, prefixed
 from rft.ranges import PositiveInt
 from rft.sanitize import LONGEST_NAME, one_line
 from rft.waits import waiting
 
-AGENT = ("agent_name", "tools_kwargs", "interaction_kwargs")  # of verl, in the row or in its extra_info
 FIELDS_SHOWN = 20  # names of fields in a message
-SINGLE_TURN = "single_turn_agent"  # verl's name for one answer without tools
 EMPTY_ALLOWED = ("rejected", "completion")  # an empty answer can be the worse one
 FIELDS = (*MESSAGES, "text")  # texts, or lists of chat messages
 LONGEST = 5_000_000  # characters; to count the tokens of a longer text takes minutes, and no model reads it
@@ -322,22 +321,6 @@ def require(row: Mapping[str, Any], field: str, where: str, cure: str) -> None:
         raise ValueError(f"{where}: the field {field!r} is null; {cure}")
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{where}: the field {field!r} is {value}, as tables write a missing value; {cure}")
-
-
-def refuse_agents(row: Mapping[str, Any]) -> None:
-    """Refuses a row that asks for tools or several turns, where one answer is sampled.
-
-    Raises:
-        ValueError: names the field.
-    """
-    extra = row.get("extra_info")
-    for field in AGENT:
-        for part in (row, extra if isinstance(extra, Mapping) else {}):
-            if part.get(field) and part[field] != SINGLE_TURN:
-                raise ValueError(
-                    f"the field {field!r} asks for tools or several turns, and this run samples one answer without "
-                    "tools; choose an environment, or remove the field if one answer is enough, or the row"
-                )
 
 
 def check_text(value: Any, field: str, where: str, cure: str) -> None:

@@ -4,11 +4,11 @@ Both depend on the value of a field, not on the position of a row, so that rows 
 """
 
 import hashlib
-import json
 from array import array
 from collections.abc import Sequence
 from typing import Any
 
+from rft.data.row_checks import digest, identity
 from rft.data.rows.lazy import Rows, load, subset
 from rft.ranges import Fraction, PositiveInt
 from rft.registry import Target
@@ -89,28 +89,6 @@ class ExcludeRows:
                 "the paths of both"
             )
         return subset(rows, numbers[: self._limit])
-
-
-def identity(value: Any) -> str:
-    """A text that is the same for equal values: texts or messages, maybe with media."""
-    return json.dumps(value, sort_keys=True, ensure_ascii=False, default=_fingerprint)
-
-
-def _fingerprint(value: Any) -> str:
-    """The hash of bytes, or of an object that has them, such as an array."""
-    return hashlib.blake2b(value if isinstance(value, bytes) else value.tobytes(), digest_size=20).hexdigest()
-
-
-def digest(value: Any) -> bytes:
-    """A hash that is the same for equal values, and for all processes."""
-    return hashlib.blake2b(identity(value).encode(errors="surrogatepass"), digest_size=16).digest()
-
-
-def plain(value: Any) -> Any:
-    """A text without white space at its ends; a single message of a user is the same as its text."""
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict) and value[0].get("role") == "user":
-        value = value[0].get("content")
-    return value.strip() if isinstance(value, str) else value
 
 
 def _hash(value: Any) -> float:

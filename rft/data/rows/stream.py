@@ -1,102 +1,20 @@
 """Rows that are read when they are drawn: only a buffer of rows is in memory, whatever the size of the data."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from rft.batch.counter_rng import generator
+from rft.data.rows.base import RowFilter, StreamedRows
 from rft.data.rows.lazy import Row, Rows
-from rft.registry import Target
+from rft.data.sampler import RowSampler
 
 ShardReader = Callable[[int], Iterator[Row]]  # (index of the first row) -> rows of a file or a shard
 PREVIEW = 64  # rows that are read before a model is loaded
-
-
-@dataclass(frozen=True)
-class RowFilter:
-    """Drops rows of a stream when they are read.
-
-    Attributes:
-        keeps: for each of some rows, whether it stays.
-        why: the others are dropped, for messages.
-    """
-
-    keeps: Callable[[list[Row]], list[bool]]
-    why: str
-
-
-class StreamedRows(Sequence[Row]):
-    """Rows of a stream by position. Only the rows of the last draw can be indexed.
-
-    Attributes:
-        drawn: the rows of the last draw; the sampler sets it.
-    """
-
-    def __init__(self) -> None:
-        self.drawn: dict[int, Row] = {}
-
-    @abstractmethod
-    def preview(self) -> Rows:
-        """The first rows, for checks before a model is loaded.
-
-        Raises:
-            ValueError: there are no rows, or one of them is malformed.
-        """
-
-    @abstractmethod
-    def open(self, buffer: int, filters: Sequence["RowFilter"], log: Callable[[str], None]) -> "StreamedRows":
-        """A new stream of the same rows for one sampler; `RowStream` explains the arguments."""
-
-    def __len__(self) -> int:
-        raise ValueError(
-            "data.streaming: this way of drawing rows needs their number, which a stream does not know; set "
-            "data.streaming=null"
-        )
-
-    def __getitem__(self, position: Any) -> Any:
-        return self.drawn[position]
-
-
-class StreamableRows(ABC):
-    """A class of rows that can be streamed."""
-
-    @abstractmethod
-    def stream(self, required: Sequence[str]) -> StreamedRows:
-        """The stream of the rows. Raises what `load` raises; an error in a row is raised when the row is read.
-
-        Args:
-            required: fields that every row must have, not null.
-        """
-
-
-def check_stream(buffer: int | None, train: Target) -> None:
-    """Raises a ValueError if the rows cannot be streamed."""
-    if buffer is None:
-        return
-    check_streamable(train)
-
-
-def check_streamable(rows: Target) -> None:
-    """Raises a ValueError if a class of rows cannot be streamed."""
-    if not issubclass(rows.factory, StreamableRows):
-        raise ValueError(
-            f"data.streaming: {rows.key} is a {rows.factory.__name__}, which cannot be streamed; set "
-            "data.streaming=null"
-        )
-
-
-def check_room(buffer: int, most: int | None, context: int, new_tokens: int) -> None:
-    """Raises a ValueError if a prompt of the stream and its answer may exceed the model's context."""
-    if most is None or most + new_tokens > context:
-        raise ValueError(
-            f"data.streaming={buffer}: prompts of a stream are not counted beforehand and can be too long; "
-            f"set data.max_prompt_tokens to {context - new_tokens} or less (the model's context of {context} without "
-            f"rollout.max_new_tokens={new_tokens}), which drops them when they are read"
-        )
 
 
 class StreamPosition(NamedTuple):
@@ -139,6 +57,9 @@ class RowStream(StreamedRows):
         self._kept_any = False  # whether a row of this epoch was not dropped
         self._block: list[Row] = []
         self._taken = 0  # rows of the block that have been drawn
+
+    def sampler(self, seed: int, shuffle: bool) -> "StreamSampler":
+        return StreamSampler(self, seed, shuffle)
 
     def preview(self) -> Rows:
         rows = list(islice(chain.from_iterable(shard(0) for shard in self.shards), PREVIEW))
@@ -239,3 +160,29 @@ class RowStream(StreamedRows):
         self._dropped, self._kept_any = state["dropped"], state["fruitful"]
         self.position = state["position"]
         self._taken = state["taken"]
+
+
+class StreamSampler(RowSampler):
+    """Draws the rows of a stream in its order; no other sampler may use it. Rows have no weights."""
+
+    _rows: RowStream
+
+    def __init__(self, rows: RowStream, seed: int, shuffle: bool) -> None:
+        super().__init__(rows, seed, shuffle)
+        rows.start(seed, shuffle)
+
+    def take(self, number: int, weights: Tensor | None = None) -> list[tuple[int, int]]:
+        """Raises a ValueError if a row is malformed, or all rows of an epoch were dropped."""
+        assert weights is None, "rows of a stream have no weights"
+        positions = self._rows.take(number)
+        self.position = self._rows.position
+        return [(position, position) for position in positions]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, and the state of the stream."""
+        return {"position": self.position} | self._rows.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from a state of `state_dict`."""
+        self._rows.load_state_dict(state)
+        self.position = state["position"]

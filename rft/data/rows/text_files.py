@@ -16,35 +16,13 @@ from zlib import crc32
 
 from rft.data.rows.lazy import ConvertRow, LazyRows, Row
 from rft.data.strict_json import after_blanks, value_at
+from rft.data.text import BYTE_ORDER_MARK, check_file, decoded
 
 Located = tuple[str, Row]  # (file and line for messages, row)
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 OPEN_FILES = 64  # that a process holds open; a data set may have more files than a process may open
 LONGEST_CELL = 2**31 - 1  # characters; the default of the csv module is 131,072
 LONGEST_NUMBER = 308  # digits; longer ones exceed a float
 LONG_NUMBER = re.compile(rf"[0-9]{{{LONGEST_NUMBER + 1}}}")
-
-
-def check_file(path: str, key: str) -> Path:
-    """The file of that path.
-
-    Raises:
-        ValueError: it does not exist or is a folder; names `key`.
-    """
-    file = Path(path).expanduser()
-    if not file.is_file():
-        found = "it is a folder" if file.is_dir() else "there is no such file"
-        raise ValueError(f"{key}={path}: {found}; give the path of a file")
-    return file
-
-
-def read_text(path: str, key: str) -> str:
-    """The text of a file.
-
-    Raises:
-        ValueError: there is no such file, or it is not in UTF-8; names `key`.
-    """
-    return decoded(check_file(path, key).read_bytes(), f"{key}={path}")
 
 
 class TextFile(ABC):
@@ -142,21 +120,6 @@ class _Handle(io.FileIO):
 def _opened(path: Path, identity: tuple[int, ...]) -> _Handle:
     """The file; `identity` is another one if the path has another file."""
     return _Handle(path)
-
-
-def decoded(data: bytes, where: str) -> str:
-    """The text of bytes in UTF-8, without a byte order mark.
-
-    Raises:
-        ValueError: they are not UTF-8; names the place.
-    """
-    try:
-        return data.removeprefix(BYTE_ORDER_MARK).decode()
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        at = f" in line {line}" if line > 1 else ""
-        byte = error.object[error.start]
-        raise ValueError(f"{where}: not UTF-8 (byte {byte:#04x}{at}); save the file in UTF-8") from None
 
 
 def size(text: str) -> int:

@@ -11,7 +11,7 @@ from rft.data.tool_calls.base import TOOL_CALLS, Schema, ToolCall, assistant_mes
 from rft.registry import Plugin
 
 if TYPE_CHECKING:  # worker processes of rewards start without transformers
-    from rft.data.encode.templates import ChatTemplate
+    from rft.data.encode.base import Template
 
 QUESTION = {"role": "user", "content": "question"}
 VALUES: dict[str, Any] = {
@@ -39,7 +39,7 @@ TOOLS: dict[str, Schema] = {
 FIRST, SECOND = ToolCall("first_tool", {}), ToolCall("second_tool", VALUES)
 
 
-def find_format(chat: "ChatTemplate") -> str | None:
+def find_format(chat: "Template") -> str | None:
     """The name of the format that reads the calls of answers as a template renders them.
 
     Args:
@@ -63,7 +63,7 @@ def read_by(format: Plugin) -> Callable[["CallingTurn"], bool]:
     return lambda turn: turn.reads(format)
 
 
-def reads_calls(chat: "ChatTemplate", reads: Callable[["CallingTurn"], bool]) -> bool:
+def reads_calls(chat: "Template", reads: Callable[["CallingTurn"], bool]) -> bool:
     """Whether the calls come back of answers as a template renders them: one with a call without arguments, one with a
     value of each JSON type, and one with both calls.
 
@@ -77,7 +77,7 @@ def reads_calls(chat: "ChatTemplate", reads: Callable[["CallingTurn"], bool]) ->
 
 
 @lru_cache(maxsize=1)  # every format is asked, before the run and when its episodes are built
-def _turns(chat: "ChatTemplate") -> list["CallingTurn | None"]:
+def _turns(chat: "Template") -> list["CallingTurn | None"]:
     """The answers of `reads_calls`, rendered once for the template of a run."""
     return [_rendered(chat, calls) for calls in ([FIRST], [SECOND], [FIRST, SECOND])]
 
@@ -106,7 +106,7 @@ class CallingTurn:
         return calls_of(text, TOOLS, format, self.prompt_opens)[1] == self.calls
 
 
-def _rendered(chat: "ChatTemplate", calls: list[ToolCall]) -> CallingTurn | None:
+def _rendered(chat: "Template", calls: list[ToolCall]) -> CallingTurn | None:
     """An answer with calls; None where the template cannot render them, or leaves one of them out."""
     message = assistant_message("", list(calls))
     tools = list(TOOLS.values()) if chat.takes_tools else None

@@ -23,8 +23,8 @@ from rft.actor.init import CLASSIFIERS, check_classifier, load_options, read_con
 from rft.batch.encoded import EncodedText
 from rft.batch.media import concat_media
 from rft.data.encode.encoder import Encoder
+from rft.data.encode.media.processor import ModelProcessor
 from rft.data.encode.parts import media_of
-from rft.data.encode.processor import MediaProcessor
 from rft.data.encode.processors import media_processor
 from rft.distributed import World
 from rft.errors import prefixed, without_code
@@ -242,7 +242,7 @@ class ModelTerm(Term):
         return tokenizer
 
     @cached_property
-    def _processor(self) -> MediaProcessor | None:
+    def _processor(self) -> ModelProcessor | None:
         """The processor beside a model that takes media; None of a model of text."""
         if type(self._config) not in MODEL_FOR_MULTIMODAL_LM_MAPPING:
             return None

@@ -7,8 +7,9 @@ from typing import Any, Literal
 from rft.algorithm.algorithm import Algorithm
 from rft.batch.turn_columns import TURN_COLUMNS
 from rft.data.base import SourceFacts
+from rft.data.encode.base import Template
 from rft.data.encode.encoder import Encoder
-from rft.data.encode.templates import PROBE, ChatTemplate
+from rft.data.encode.templates import PROBE
 from rft.data.tool_calls import TOOL_CALLS, find_format, read_by, reads_calls
 from rft.errors import build_each, did_you_mean
 from rft.imports import require_package
@@ -190,7 +191,7 @@ class Environments(Episodes):
         name, chat = self.options.renderer, encoder.chat
         return None if name is None or chat is None else renderer_of(name, chat)
 
-    def _tools(self, chat: ChatTemplate) -> list[list[dict[str, Any]]]:
+    def _tools(self, chat: Template) -> list[list[dict[str, Any]]]:
         """The tools that the template renders in dialogues of each class; those of an agent are not known yet."""
         if not (chat.takes_tools and self._described):
             return []

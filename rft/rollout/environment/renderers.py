@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, get_args
 
+from rft.data.encode.base import RichText, Template
 from rft.data.encode.encoder import Encoder
-from rft.data.encode.processor import RichText
-from rft.data.encode.templates import ChatTemplate
 from rft.data.tool_calls import Schema, ToolCall, reads_calls
 from rft.data.tool_calls.find_format import TOOLS, CallingTurn
 from rft.errors import did_you_mean
@@ -50,7 +49,7 @@ def check_renderer(name: str) -> None:
         )
 
 
-def renderer_of(name: str, chat: ChatTemplate) -> "PackageRenderer | None":
+def renderer_of(name: str, chat: Template) -> "PackageRenderer | None":
     """The renderer for the tokenizer and the arguments of a template.
 
     Args:

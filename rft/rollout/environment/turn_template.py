@@ -13,9 +13,9 @@ from itertools import product
 from typing import Any
 
 from rft.batch.encoded import EncodedText
+from rft.data.encode.base import RichText
 from rft.data.encode.encoder import Encoder
-from rft.data.encode.masks import conversation
-from rft.data.encode.processor import RichText
+from rft.data.encode.parts import conversation
 from rft.data.encode.templates import PROBE, THOUGHT
 
 Message = dict[str, Any]

@@ -14,7 +14,7 @@ from rft.batch.trajectory import Trajectory, to_row, to_rows
 from rft.batch.turn_columns import TURN_COLUMNS
 from rft.data.base import CheckContext, Source, SourceFacts, SourceOptions
 from rft.data.encode.encoder import Encoder
-from rft.data.encode.parts import has_parts, with_data_urls
+from rft.data.encode.parts import has_parts
 from rft.errors import Checks, did_you_mean
 from rft.imports import import_part
 from rft.metrics import Metrics
@@ -148,7 +148,7 @@ class RolloutSource(Source):
             shared = [{"greedy_scores": score} for score in greedy.total]
             scores = scores.drop_unknown(greedy.total.repeat_interleave(context.group_size))
         groups, place = [], 0
-        plain = [with_data_urls(row) if has_parts(row["prompt"]) else row for row in rows]  # once for a group
+        plain = [_written(row) for row in rows]  # once for a group
         for position, written, columns, trajectories in zip(positions, plain, shared, answers, strict=True):
             group = []
             for sample, trajectory in enumerate(trajectories):
@@ -214,3 +214,11 @@ def check_term(key: str, term: str, context: CheckContext) -> None:
 
 def _position(group: list[dict[str, Any]]) -> int:
     return int(group[0]["group"])
+
+
+def _written(row: dict[str, Any]) -> dict[str, Any]:
+    """A row as the batch has it: with data: URLs in the place of media."""
+    if not has_parts(row["prompt"]):
+        return row
+    written: dict[str, Any] = import_part("rft.data.encode.media.normal", "with_data_urls", "actor.processor")(row)
+    return written

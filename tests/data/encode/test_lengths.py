@@ -9,9 +9,9 @@ import torch
 
 from rft.data.base import GivenTexts
 from rft.data.encode.encoder import Encoder
+from rft.data.encode.fates import FATES, explain
 from rft.data.encode.lengths import Lengths, count_tokens, limit_prompts
 from rft.data.encode.limits import fit_texts
-from rft.data.encode.masks import FATES, explain
 from rft.data.encode.tokenizer import characters
 from rft.data.encode.truncation import PromptLimit, TextLimit
 from rft.data.given.pairs import PairSource

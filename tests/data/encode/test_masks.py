@@ -10,7 +10,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rft.actor.model import with_end_token
 from rft.data.encode.encoder import Encoder
-from rft.data.encode.masks import MARKS, conversation
+from rft.data.encode.fates import MARKS
+from rft.data.encode.parts import conversation
 from tests.data import chat_texts as chats
 from tests.data.chat_texts import SPECIAL
 

@@ -6,8 +6,8 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from rft.data.encode.base import RichText
 from rft.data.encode.encoder import Encoder
-from rft.data.encode.processor import RichText
 from rft.data.encode.tokenizer import characters
 from rft.rollout.environment.turn_template import TurnTemplate
 from rft.rollout.forced_stop import ForcedStop

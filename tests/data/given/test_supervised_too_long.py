@@ -9,7 +9,7 @@ from rft.batch.encoded import EncodedText
 from rft.data.base import GivenTexts
 from rft.data.encode.encoder import Encoder
 from rft.data.encode.lengths import Lengths, limit_texts
-from rft.data.encode.limits import short_texts
+from rft.data.encode.stream_limits import short_texts
 from rft.data.encode.tokenizer import characters
 from rft.data.encode.truncation import TextLimit
 from rft.data.given.pairs import LabelledSource, PairSource

@@ -9,13 +9,13 @@ import torch
 from rft.batch.collate import collate
 from rft.batch.columns import fields
 from rft.data.encode.encoder import Encoder
-from rft.data.encode.limits import short_prompts
+from rft.data.encode.stream_limits import short_prompts
 from rft.data.encode.tokenizer import characters
 from rft.data.encode.truncation import PromptLimit
 from rft.data.given.supervised import DatasetSource
 from rft.data.rows.lazy import Rows
-from rft.data.rows.mixture import Mixed, Mixture, MixturePart
-from rft.data.sampler import MixtureSampler, RowSampler, make_sampler
+from rft.data.rows.mixture import Mixed, Mixture, MixturePart, MixtureSampler
+from rft.data.sampler import RowSampler, make_sampler
 from rft.errors import Problems
 from rft.metrics import Metrics
 from rft.setup.assembly import Job

@@ -10,7 +10,7 @@ import pytest
 from rft.data.encode.media.files import open_image
 from rft.data.encode.parts import media_of
 from rft.data.rows.lazy import Rows, load
-from rft.data.rows.sources import LONGEST, FileRows, HubRows, check_text, refuse_agents
+from rft.data.rows.sources import LONGEST, FileRows, HubRows, check_text
 from rft.registry import Target
 from tests.data.media_parts import BLUE, RED, assistant, image, text, user
 
@@ -178,20 +178,3 @@ def test_the_check_of_texts_takes_media() -> None:
         check_text([user([large, text("a" * (LONGEST + 1))])], "prompt", "here", "")
     with pytest.raises(ValueError, match=r"^here: message 0 of the field 'prompt' has a content part of type 'image' "):
         check_text([user([{"type": "image"}])], "prompt", "here", "")
-
-
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({"agent_name": "tool_agent"}, "agent_name"),
-        ({"tools_kwargs": {"calc": {"create_kwargs": {"x": 1}}}}, "tools_kwargs"),
-        ({"extra_info": {"tools_kwargs": {"calc": {}}}}, "tools_kwargs"),
-        ({"extra_info": {"interaction_kwargs": {"name": "tutor"}}}, "interaction_kwargs"),
-    ],
-)
-def test_a_row_for_an_agent_is_refused_by_its_field(fields: dict[str, Any], field: str) -> None:
-    with pytest.raises(
-        ValueError, match=rf"^the field '{field}' asks for tools .*; choose an environment, or remove the"
-    ):
-        refuse_agents({"prompt": "p"} | fields)
-    refuse_agents({"prompt": "p", "agent_name": "single_turn_agent", "extra_info": {"index": 0}})

@@ -6,14 +6,14 @@ import pytest
 
 from rft.batch.columns import fields
 from rft.data.encode.encoder import Encoder
-from rft.data.encode.limits import short_prompts
+from rft.data.encode.stream_limits import short_prompts
 from rft.data.encode.tokenizer import characters
 from rft.data.encode.truncation import PromptLimit
 from rft.data.given.pairs import PairSource
 from rft.data.given.supervised import DatasetSource
 from rft.data.rows.sources import FileRows, HubRows
 from rft.data.rows.stream import RowStream
-from rft.data.sampler import RowSampler
+from rft.data.sampler import make_sampler
 from rft.metrics import Metrics
 from rft.setup.assembly import Job
 from tests.data.contexts import source_context
@@ -42,7 +42,7 @@ def parts(files, limit=None, required=("prompt",)):
 def drawn(parts, buffer, count, most=None, said=None, shuffle=True):
     filters = [] if most is None else [short_prompts(ENCODER, PromptLimit(most, "drop"))]
     stream = parts.open(buffer, filters, [].append if said is None else said.append)
-    sampler = RowSampler(stream, 3, shuffle)
+    sampler = make_sampler(stream, 3, shuffle)
     return [stream[number] for _ in range(count) for _, number in sampler.take(1)], sampler
 
 

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal
 
-from rft.data.encode.masks import conversation
-from rft.data.encode.parts import text_of
+from rft.data.encode.parts import conversation, text_of
 from rft.ranges import Fraction
 from rft.reward.term import REWARDS
 

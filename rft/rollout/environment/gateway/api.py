@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rft.data.encode.masks import conversation
+from rft.data.encode.parts import conversation
 from rft.data.strict_json import value_of
 from rft.data.tool_calls import Schema
 from rft.rollout.answers import Answer

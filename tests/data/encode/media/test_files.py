@@ -26,7 +26,8 @@ from rft.data.encode.media.files import (
     read_video,
     small_file,
 )
-from rft.data.encode.parts import media_of, normalize_media, with_data_urls
+from rft.data.encode.media.normal import normalize_media, with_data_urls
+from rft.data.encode.parts import media_of
 
 GREY = 10  # a frame is brighter than that before it by this
 COLORS = ((255, 0, 0), (0, 0, 255))

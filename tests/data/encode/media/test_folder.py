@@ -13,7 +13,8 @@ from PIL import Image
 from rft.data.encode.media.audio import open_audio
 from rft.data.encode.media.files import file_of, open_image, whole_file
 from rft.data.encode.media.folder import name_media, openai_messages, store_media, write_rows
-from rft.data.encode.parts import media_of, normalize_media
+from rft.data.encode.media.normal import normalize_media
+from rft.data.encode.parts import media_of
 from rft.data.rows.sources import FileRows
 from rft.logger.media import media_files
 from tests.data.media_parts import BLUE, RED, image, png, text, user

@@ -14,7 +14,8 @@ from PIL import Image
 
 from rft.data.encode.media.audio import open_audio
 from rft.data.encode.media.files import open_image
-from rft.data.encode.parts import has_parts, media_of, normalize_media, text_of, undecoded, with_data_urls
+from rft.data.encode.media.normal import normalize_media, undecoded, with_data_urls
+from rft.data.encode.parts import has_parts, media_of, text_of
 from tests.data.media_parts import BLUE, RED, image, text, user
 
 URL = f"data:image/png;base64,{base64.b64encode(RED).decode()}"
@@ -266,7 +267,7 @@ def test_features_of_media_are_not_decoded_and_others_are() -> None:
 
 def test_text_needs_no_package_of_media() -> None:
     code = (
-        "import sys; from rft.data.encode.parts import normalize_media; import rft.data.encode.media.files; "
+        "import sys; from rft.data.encode.media.normal import normalize_media; import rft.data.encode.media.files; "
         "normalize_media({'prompt': 'a', 'image': b'x'}, None); "
         "sys.exit(any(name.split('.')[0] in ('PIL', 'soundfile', 'soxr') for name in sys.modules))"
     )

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from rft.data.encode.base import RichText
 from rft.data.encode.encoder import Encoder
-from rft.data.encode.processor import MediaProcessor, RichText
+from rft.data.encode.media.processor import ModelProcessor
 from rft.data.encode.truncation import PromptLimit
 from tests.families import family
 from tests.families.rows import encoder, medium, rows
@@ -163,8 +164,8 @@ def test_a_supervised_row_is_processed_once(name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen2_audio"])
 def test_two_calls_describe_a_processor(name, monkeypatch):
-    calls, of = [], MediaProcessor._of
-    monkeypatch.setattr(MediaProcessor, "_of", lambda self, rich: calls.append(rich) or of(self, rich))
+    calls, of = [], ModelProcessor._of
+    monkeypatch.setattr(ModelProcessor, "_of", lambda self, rich: calls.append(rich) or of(self, rich))
     processor = encoder(family(name)).processor
     assert len(calls) == 2
     again = processor.encode(calls[0])

@@ -1,14 +1,12 @@
-"""Turns texts with images, audio or video into what a model reads, by the processor of the model.
+"""The processor of a model, which turns texts with images, audio or video into what the model reads.
 
-A text has a slot for each of its media: the text that the model's chat template writes there. The processor expands it
-to as many placeholder tokens as the model has embeddings for the medium.
+It expands the slot of a medium to as many placeholder tokens as the model has embeddings for the medium.
 """
 
 import copy
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,41 +17,27 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rft.batch.encoded import EncodedText, MediaFacts, RawText
-
-if TYPE_CHECKING:  # a run of text alone imports no processor
-    from transformers import ProcessorMixin
-
+from rft.data.encode.base import MediaProcessor, Messages, Parts, RichText
+from rft.data.encode.media import audio, files
 from rft.data.encode.media.audio import open_audio
 from rft.data.encode.media.files import Metadata, Video, open_image, open_video
 from rft.data.encode.parts import KINDS
-from rft.data.encode.templates import Messages
+
+if TYPE_CHECKING:  # a type of transformers, whose import is slow
+    from transformers import ProcessorMixin
 
 ARGUMENTS = {"image": "images", "video": "videos", "audio": "audio"}  # of a processor, by the type of a content part
 UNSENT = ("video",)  # engines with a processor of their own do not get them
 PADDED = ("audio",)  # processors fill them up to a length, and the model leaves out what they have added
 NO_VIDEO = "video needs a model that reads it, and the package torchvision"
 LITERAL = "<|literal {}|>"  # stands for a placeholder that a text quotes
-Parts = tuple[tuple[str, Any], ...]  # types and values of media
 SIDE = 32  # pixels of the image of the probe
 SECONDS = 0.2  # of its audio
 FRAMES, RATE = 4, 24.0  # of its video; frames a second of those that a row gives, as transformers has it
 
 
-@dataclass(frozen=True)
-class RichText:
-    """A text with slots.
-
-    Attributes:
-        text: rendered, with a slot for each of the media.
-        media: the type and value of each, in the order of the slots.
-    """
-
-    text: str
-    media: Parts = ()
-
-
-class MediaProcessor:
-    """The processor of a model, for texts with media.
+class ModelProcessor(MediaProcessor):
+    """The processor of a model.
 
     Args:
         processor: of the model; its tokenizer is that of the policy.
@@ -66,12 +50,9 @@ class MediaProcessor:
         columns: names of the columns of tokens that the processor returns beside the ids.
         probe: a short text with one medium of each type, the same on every rank.
         tokenizer: of the policy.
-        keeps_raw: texts with media get `EncodedText.raw`; set for a run whose engine has its own processor.
-        sends_padded: this engine leaves out the padding of media, as the model does.
     """
 
-    keeps_raw = False
-    sends_padded = True
+    modules = (audio, files)
 
     def __init__(self, processor: "ProcessorMixin", slots: Mapping[str, str]) -> None:
         self.tokenizer: PreTrainedTokenizerBase = processor.tokenizer
@@ -116,20 +97,11 @@ class MediaProcessor:
         return special[0]
 
     def escape(self, text: str) -> str:
-        """A text of the user, in which placeholders are quoted: they are tokenized as plain characters."""
         for token, literal in self._literals.items():
             text = text.replace(token, literal)
         return text
 
     def take_media(self, messages: Messages, as_parts: bool) -> tuple[list[dict[str, Any]], Parts]:
-        """Messages without the values of their media, and these; the texts in them are escaped.
-
-        Args:
-            as_parts: a content with media stays a list of parts; otherwise it becomes a text with slots.
-
-        Raises:
-            ValueError: the model does not take media of a type.
-        """
         bare, media = [], []
         for message in messages:
             content = message.get("content")
@@ -155,18 +127,12 @@ class MediaProcessor:
         return {"type": kind} if as_parts else {"type": "text", "text": self.slots[kind]}
 
     def count(self, text: str) -> int:
-        """The slots in a rendered text."""
         return sum(1 for _ in self._slots_in(text))
 
     def _slots_in(self, text: str) -> Iterable[re.Match[str]]:
         return re.finditer("|".join(map(re.escape, set(self._markers.values()))), text)
 
     def encode(self, rich: RichText) -> EncodedText:
-        """The token ids of a text, without a BOS token, with the columns and the media that the model reads.
-
-        Raises:
-            ValueError: a medium cannot be opened, or the processor does not take it.
-        """
         if self.keeps_raw:
             self._check_sent(rich.media)
         opened = self._opened(rich)
@@ -188,11 +154,6 @@ class MediaProcessor:
             )
 
     def prefixes(self, rich: RichText, cuts: Sequence[int]) -> list[EncodedText]:
-        """What `encode` returns for the text up to each cut. All media stand before the first cut, and are opened once.
-
-        Args:
-            cuts: ascending numbers of characters; the last is the length of the text.
-        """
         whole = self.encode(rich)
         start = max(match.end() for match in self._slots_in(rich.text))  # no token crosses the end of a slot
         ends = [self._tokenized(rich.text[start:cut]) for cut in cuts]
@@ -304,12 +265,10 @@ class MediaProcessor:
 
     @cached_property
     def facts(self) -> MediaFacts:
-        """What models and engines know of the processor."""
         refused = [kind for kind in KINDS if kind not in self.slots or kind in UNSENT]
         return MediaFacts(refused, self.placeholders, self.probe, self._stacked, self.save)
 
     def save(self, folder: Path) -> None:
-        """Writes the processor beside the tokenizer of an exported model."""
         self._plain.save_pretrained(folder)
 
 
@@ -331,24 +290,6 @@ def _find_stacked(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> froze
     """The outputs (1, n, ...) of the n media of a text; others begin with n, or with what n media have in all."""
     names = one.keys() - {"input_ids", "attention_mask"}
     return frozenset(name for name in names if len(one[name]) == len(two[name]) == 1)
-
-
-def refuse_media(messages: Messages) -> list[dict[str, Any]]:
-    """The messages, for a model of text.
-
-    Raises:
-        ValueError: a message has media.
-    """
-    for number, message in enumerate(messages):
-        content = message.get("content")
-        if isinstance(content, list):
-            kinds = ", ".join(dict.fromkeys(part["type"] for part in content if part["type"] != "text"))
-            raise ValueError(
-                f"message {number} has {kinds}, and the model of this run reads text alone; choose a model with a "
-                "processor that reads it (a new one: actor=tiny_vision or actor=tiny_audio; of a folder: actor.path "
-                "with actor/processor=pretrained), or remove the row"
-            )
-    return [dict(message) for message in messages]
 
 
 def placeholder_tokens(processor: "ProcessorMixin") -> dict[str, str]:
