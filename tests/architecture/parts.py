@@ -12,8 +12,11 @@ PARTS = {
         "rft/rollout/server",
         "rft/remote/load_balancer.py",
         "rft/remote/json_values.py",
+        "rft/remote/process_supervisor.py",
+        "rft/remote/server_process.py",
         "rft/modes/serve",
     ),
+    "HTTP": ("rft/remote/http_client.py", "rft/remote/http_server.py"),
     "environments": ("rft/rollout/environment",),
     "adapters of environments": ("rft/rollout/environment/adapters",),
     "builtin environments": ("rft/rollout/environment/builtin",),
@@ -26,7 +29,12 @@ PARTS = {
     "rules": ("rft/reward/rules/*.py", "rft/reward/rules/*/"),
     "sandbox": ("rft/reward/sandbox",),
     "reward models": ("rft/reward/models", "rft/reward/services/judge_server.py"),
-    "reward services": ("rft/reward/services", "rft/reward/serving", "rft/modes/serve"),
+    "reward services": (
+        "rft/reward/services",
+        "rft/reward/serving",
+        "rft/remote/call_pool.py",
+        "rft/modes/serve",
+    ),
     "sources of self-play, mixed batches and curricula": (
         "rft/rollout/source/curriculum.py",
         "rft/rollout/source/mixed.py",
@@ -41,6 +49,8 @@ PARTS = {
         "rft/logger/trackio.py",
         "rft/logger/wandb.py",
     ),
+    "teacher of this process": ("rft/actor/teacher.py",),
+    "models of modes": ("rft/modes/model.py",),
     "mode=chat": ("rft/modes/chat.py",),
     "mode=doctor": ("rft/modes/doctor",),
     "mode=evaluate": ("rft/modes/evaluate.py", "rft/evaluation/given.py", "rft/evaluation/responses.py"),
@@ -50,6 +60,18 @@ PARTS = {
     "mode=replay": ("rft/modes/replay",),
     "mode=serve": ("rft/modes/serve",),
     "mode=verify": ("rft/modes/verify*.py", "rft/algorithm/certificate", "rft/reward/certificate"),
+}
+# The parts that a part imports: where one of these is taken out, it is, too.
+NEEDS: dict[str, tuple[str, ...]] = {
+    "vLLM and servers": ("HTTP",),
+    "gateway": ("HTTP",),
+    "sandbox": ("HTTP",),
+    "reward services": ("HTTP",),
+    "mode=chat": ("models of modes",),
+    "mode=evaluate": ("models of modes",),
+    "mode=generate": ("models of modes",),
+    "mode=serve": ("models of modes", "HTTP"),
+    "mode=verify": ("models of modes",),
 }
 # In the folder of a part, and of none: what the default run chooses, and options that every config has.
 OF_EVERY_RUN = (

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.architecture.parts import files_of_parts
+from tests.architecture.parts import NEEDS, files_of_parts
 
 # A module imports only from layers below its own, or from its own package (the folder below rft/).
 LAYERS = {
@@ -128,11 +128,13 @@ def layers(root: Path) -> Iterator[str]:
 
 
 def parts(root: Path) -> Iterator[str]:
-    """Imports of a file of a part from outside the part."""
+    """Imports of a file of a part from outside the part, and outside those that need it."""
     known, of_parts = modules(root), files_of_parts(root)
     for name, path in known.items():
+        own = {part for part, files in of_parts.items() if path in files}
+        own |= {needed for part in own for needed in NEEDS.get(part, ())}
         for other in imports(name, path, known):
-            if any(known[other] in files and path not in files for files in of_parts.values()):
+            if any(known[other] in files and part not in own for part, files in of_parts.items()):
                 yield f"{name}: imports {other}"
 
 
