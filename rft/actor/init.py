@@ -39,7 +39,7 @@ from rft.actor.loading.stored import (
     unread,
 )
 from rft.actor.loading.tensor_names import name_backbone, outer_prefix
-from rft.actor.lora.stored import find_adapter, model_path
+from rft.actor.lora.base import find_adapter, model_path
 from rft.actor.score_moments import forget_moments
 from rft.errors import listed, without_code
 

@@ -13,14 +13,16 @@ from torch import nn
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.base import ModelOptions
-from rft.actor.forward.liger import check_liger, check_package
 from rft.actor.forward.logits import vocabulary_size
 from rft.actor.init import meta_model, read_config
-from rft.actor.lora.adapters import NAME, Lora
+from rft.actor.lora.base import Lora
 from rft.actor.optim.optimizer import Optimizer
 from rft.algorithm.roles import POLICY, ROLES
 from rft.errors import did_you_mean
+from rft.imports import import_part
 from rft.ranges import OpenFraction, PositiveInt
+
+LIGER = "rft.actor.forward.liger"
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class ActorOptions(ModelOptions):
         if self.share_prefix and not self.packing:
             yield f"{key}.share_prefix=true: padded rows cannot share tokens; set its packing=true as well"
         if self.liger and key == POLICY:  # other models have its value, unless it is typed
-            check_package(key)
+            import_part(LIGER, "check_package", f"{key}.liger=true")(key)
 
     def check(self, key: str, tokenizer: PreTrainedTokenizerBase, temperature: float) -> None:
         """Reads the config of the model."""
@@ -103,7 +105,7 @@ def check_adapters(models: Mapping[str, ActorOptions]) -> Iterator[str]:
     """
     for key, options in models.items():
         if options.lora is not None:
-            options.lora.check(key, options.path, options.optimizer is not None)
+            options.lora.part("check", key)(options.lora, key, options.path, options.optimizer is not None)
     policy = vars(models[POLICY])
     frozen = [role.key for role in ROLES if role.loss is None and role.follows and role.key in models]
     for key in frozen if models[POLICY].lora is not None else ():
@@ -156,7 +158,7 @@ def check_parts(
             language model's are frozen; or Liger has no kernels for the model.
     """
     if options.liger:
-        check_liger(config, key)
+        import_part(LIGER, "check_liger", f"{key}.liger=true")(config, key)
     model, frozen, lora = meta_model(config), options.frozen, options.lora
     part = model if options.head == "lm" else model.base_model
     names = _trained(model, part)
@@ -167,7 +169,7 @@ def check_parts(
     if options.head == "lm" and not names:
         raise ValueError(f"{key}.frozen={list(frozen)}: nothing is left to train; take a pattern out")
     if lora is not None:
-        names = [f"{layer}.{name}.{NAME}.weight" for layer in lora.layers(model, key) for name in ("lora_A", "lora_B")]
+        names = lora.part("adapter_names", key)(lora, model, key)
     for optimizer, patterns in factors.items():
         for pattern in patterns:
             _check_matches(pattern, names, f"{optimizer}.lr_factors")

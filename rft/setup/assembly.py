@@ -10,7 +10,6 @@ from torch import Tensor
 
 from rft.actor.base import ColumnModel, ModelContext, TrainableModel, trainable
 from rft.actor.optim.optimizer import Optimizer
-from rft.actor.reference import REF_LOGPROBS, PrecomputedReference
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.roles import POLICY, REFERENCE, ROLES
 from rft.batch.balance import Balance
@@ -26,6 +25,7 @@ from rft.distributed import SINGLE_PROCESS, World, raise_peer_failure
 from rft.errors import surviving
 from rft.evaluation.base import metric_value
 from rft.evaluation.canary import CanaryProbe
+from rft.imports import import_part
 from rft.logger.log import RunLog, SilentLog
 from rft.logger.redact import public_config
 from rft.registry import Target
@@ -39,7 +39,7 @@ from rft.setup.unread import notices, unread_keys
 from rft.train.checkpoint.checkpoints import Checkpoints
 from rft.train.diverged import NonFinitePolicy
 from rft.train.folder.resume import STEPS
-from rft.train.folder.run_folder import RunCommand, RunFolder, choose_folder, finish_folder
+from rft.train.folder.run_folder import REF_LOGPROBS, RunCommand, RunFolder, choose_folder, finish_folder
 from rft.train.folder.run_lock import RunLock
 from rft.train.memory import MakePlan, explain_out_of_memory, no_plan
 from rft.train.observation import Profiler
@@ -326,7 +326,10 @@ class Job(Components):
                 if role is REFERENCE and self.precompute:
                     load = (lambda: policy) if copied else partial(model, self.helpers[role.key])
                     file = folder / REF_LOGPROBS
-                    models[role.key] = PrecomputedReference(context.of(role.key), load, copied, file)
+                    reference = import_part(
+                        "rft.actor.reference", "PrecomputedReference", f"{role.key}.precompute=true"
+                    )
+                    models[role.key] = reference(context.of(role.key), load, copied, file)
                 else:
                     shared = policy.frozen_copy(role.key) if copied and role.loss is None else None
                     models[role.key] = shared or model(self.helpers[role.key])

@@ -16,7 +16,7 @@ from rft.actor.forward.backbone import ROUTER_BALANCE, check_routers
 from rft.actor.forward.logits import vocabulary_size
 from rft.actor.init import CLASSIFIERS, CONFIG_ERRORS, knows_model, meta_model, read_config
 from rft.actor.loading.tensor_names import inner_prefix
-from rft.actor.lora.stored import find_adapter
+from rft.actor.lora.base import find_adapter
 from rft.actor.options import check_parts
 from rft.algorithm.roles import REFERENCE, ROLES, Role
 from rft.data.row_checks import check_rows

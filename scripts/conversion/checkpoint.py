@@ -20,11 +20,11 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from rft.actor.init import load_with_head, read_config
 from rft.actor.loading.deferred_init import Drawing
 from rft.actor.loading.export import add_to_config, exported
-from rft.actor.loading.gguf import with_folders
+from rft.actor.loading.paths import with_folders
 from rft.actor.loading.stored import StoredWeights, find_files, open_tensors
 from rft.actor.loading.tensor_names import outer_prefix
-from rft.actor.lora.adapters import Adapters, Lora
-from rft.actor.lora.stored import find_adapter, model_path
+from rft.actor.lora.adapters import add, check
+from rft.actor.lora.base import Adapters, Lora, find_adapter, model_path
 from rft.actor.model import add_end_tokens, empty_like, loaded_dtype, write_export
 from rft.actor.options import ActorOptions
 from rft.algorithm.roles import POLICY
@@ -92,7 +92,7 @@ class SavedPolicy:
         """
         path, lora = self.options.path, self.options.lora
         if lora is not None:
-            lora.check(POLICY, path, trains=True)
+            check(lora, POLICY, path, trains=True)
             path = None if path is None else model_path(path)
         config = read_config(path, self.options.model_config, len(self.tokenizer), POLICY)
         continued = None if self.options.path is None else find_adapter(self.options.path)
@@ -121,7 +121,7 @@ class SavedPolicy:
     def _adapters(self, lora: Lora, model: PreTrainedModel, path: str | None) -> Adapters:
         """The adapters of the checkpoint, in a copy of the model without weights."""
         outline = empty_like(model, CPU).to("meta")
-        adapters = lora.add(outline, path, POLICY, self.seed, self.dtype, CPU)
+        adapters = add(lora, outline, path, POLICY, self.seed, self.dtype, CPU)
         saved = self._load(name for name, _ in adapters.tensors())
         for name, tensor in adapters.tensors():
             tensor.copy_(saved[name])

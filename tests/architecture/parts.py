@@ -17,6 +17,30 @@ PARTS = {
         "rft/modes/serve",
     ),
     "HTTP": ("rft/remote/http_client.py", "rft/remote/http_server.py"),
+    "split models": (
+        "rft/strategy/parallel/experts.py",
+        "rft/strategy/parallel/groups.py",
+        "rft/strategy/parallel/tensor.py",
+    ),
+    "kernels of attention": (
+        "rft/actor/packing/kernels/device_test.py",
+        "rft/actor/packing/kernels/flex.py",
+        "rft/actor/packing/kernels/rows.py",
+    ),
+    "optimizers beside AdamW": ("rft/actor/optim/adamw_8bit.py", "rft/actor/optim/muon.py"),
+    "average of the weights": ("rft/actor/optim/ema.py",),
+    "Liger": ("rft/actor/forward/liger.py",),
+    "LoRA": (
+        "rft/actor/lora/adapters.py",
+        "rft/actor/lora/nf4.py",
+        "rft/actor/lora/reference.py",
+        "rft/actor/lora/stored.py",
+    ),
+    "precomputed reference": ("rft/actor/reference.py", "rft/train/precompute.py"),
+    "GGUF": ("rft/actor/loading/gguf.py", "rft/actor/loading/gguf_facts.py"),
+    "offloads": ("rft/strategy/offload",),
+    "float8": ("rft/strategy/fp8.py",),
+    "activation checkpointing": ("rft/strategy/blocks.py",),
     "environments": ("rft/rollout/environment",),
     "adapters of environments": ("rft/rollout/environment/adapters",),
     "builtin environments": ("rft/rollout/environment/builtin",),
@@ -63,6 +87,8 @@ PARTS = {
 }
 # The parts that a part imports: where one of these is taken out, it is, too.
 NEEDS: dict[str, tuple[str, ...]] = {
+    "LoRA": ("average of the weights",),
+    "mode=plan": ("precomputed reference",),
     "vLLM and servers": ("HTTP",),
     "gateway": ("HTTP",),
     "sandbox": ("HTTP",),

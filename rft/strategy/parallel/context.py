@@ -5,14 +5,14 @@ tokens of some heads, and behind it some tokens of all heads again.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from rft.distributed import World
 
@@ -57,6 +57,19 @@ class Context:
             raise ValueError(
                 f"{self.key}={self.size} does not divide the {heads} attention heads of {key}; choose a divisor"
             )
+
+    def check_layers(self, meta_model: Callable[[], PreTrainedModel], key: str) -> None:
+        """Checks that the ranks of a group can split the layers of a model, if they do; raises as `check_model`.
+
+        Args:
+            meta_model: makes the model with this yaml key on the meta device.
+        """
+
+    def split_layers(self, backbone: PreTrainedModel, key: str) -> None:
+        """Splits the layers of the backbone of a model among the ranks of a group, in place, if they do."""
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Sums the gradients of weights that every rank of a group holds whole, if each has computed a part of them."""
 
     def gather(self, thing: Any) -> list[Any]:
         """The objects of all ranks of the group, in the order of their ranks, on every rank of it."""
