@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rft.batch.row_fields import EPISODE
+from rft.imports import import_part
 from rft.logger.history import (
     ELAPSED,
     STDERR,
@@ -23,8 +24,6 @@ from rft.logger.history import (
 )
 from rft.logger.log import Report
 from rft.report.chart import Curve, draw
-from rft.report.dialogue import dialogue
-from rft.report.dialogue import facts as episode_facts
 from rft.report.media import MOST_MIB, PageMedia
 from rft.report.page import LONGEST, cut, page
 from rft.report.scaling import scaling_fit
@@ -181,8 +180,9 @@ def _sample(row: Mapping[str, Any], low: float, high: float, media: PageMedia) -
     facts = {key: value for key, value in row.items() if key not in ("prompt", "response", "score", EPISODE)}
     question, answer = _text(row.get("prompt", ""), media), _text(row.get("response", ""), media)
     if (record := row.get(EPISODE)) is not None:
-        question, answer = dialogue(record)
-        facts |= episode_facts(record)
+        drawn = import_part("rft.report.dialogue", "draw_episode", "environment")
+        question, answer, numbers = drawn(record)
+        facts |= numbers
     line = " · ".join(f"{html.escape(key)} {html.escape(cut(_plain(value), 120))}" for key, value in facts.items())
     return (
         f'<div class="sample"><div class="question"><small>prompt</small>{question}</div>'
