@@ -15,8 +15,8 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from rft.actor.base import ModelContext
 from rft.actor.forward.logits import forbidden_tokens, vocabulary_size
-from rft.actor.heads import LanguageNetwork, Network, ScoreNetwork, StepNetwork, ValueNetwork, check_scorer
-from rft.actor.init import CLASSIFIERS, LOAD_WEIGHTS, blocks, load_with_head, meta_model, read_config, read_weights
+from rft.actor.heads import LanguageNetwork, Network, ValueNetwork
+from rft.actor.init import LOAD_WEIGHTS, SCORING, blocks, load_with_head, meta_model, read_config, read_weights
 from rft.actor.loading.deferred_init import Drawing
 from rft.actor.loading.export import write_model
 from rft.actor.loading.stand_ins import zeros
@@ -86,9 +86,8 @@ def build_model(context: ModelContext, options: ActorOptions) -> ShardedModel:
     if head == "lm":
         forbidden = forbidden_tokens(len(model.get_output_embeddings().weight), tokenizer, context.media)
         network: Network = LanguageNetwork(model, f"{key}.path", compiled, strategy.device_type, forbidden)
-    elif head in CLASSIFIERS:
-        check_scorer(model, f"{key}.path")
-        network = ScoreNetwork(model) if head == "score" else StepNetwork(model)
+    elif head in SCORING:
+        network = import_part("rft.actor.scorers", "score_network", f"{key}.head={head}")(model, head, f"{key}.path")
     else:
         network = ValueNetwork(model.base_model)
     plain = empty_like(network.model, device)

@@ -12,9 +12,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from rft.actor.forward.backbone import ROUTER_BALANCE, check_routers
+from rft.actor.forward.backbone import ROUTER_BALANCE
 from rft.actor.forward.logits import vocabulary_size
-from rft.actor.init import CLASSIFIERS, CONFIG_ERRORS, knows_model, meta_model, read_config
+from rft.actor.init import CONFIG_ERRORS, SCORING, knows_model, meta_model, read_config
 from rft.actor.loading.tensor_names import inner_prefix
 from rft.actor.lora.base import find_adapter
 from rft.actor.options import check_parts
@@ -24,6 +24,7 @@ from rft.data.rows.lazy import Rows
 from rft.data.rows.sources import FileRows
 from rft.data.rows.stream import StreamedRows
 from rft.errors import Check, checks, listed, part
+from rft.imports import import_part
 from rft.registry import Target
 from rft.setup.components import PolicyParts
 
@@ -50,15 +51,15 @@ def check_loadable(
         ValueError: names the key and the cure.
     """
     where = f"{key}.model_config" if path is None else f"{key}.path={path}"
-    if head not in CLASSIFIERS and not knows_model(config, media):
+    if head not in SCORING and not knows_model(config, media):
         raise ValueError(f"{where}: transformers has no causal language model of type {config.model_type}; {TEXT}")
     text = config.get_text_config()
     if "max_position_embeddings" not in {*text.to_dict(), *text.attribute_map}:
         raise ValueError(f"{where}: a {config.model_type} states no max_position_embeddings, its context; {TEXT}")
     _check_heads(config, where)
-    if head in CLASSIFIERS:
+    if head in SCORING:
         _check_reader(config, head, where, media)
-    model = _causal_model(config, where, media) if head not in CLASSIFIERS else None
+    model = _causal_model(config, where, media) if head not in SCORING else None
     if path is not None and (adapter := find_adapter(path)) is not None:
         if model is not None:
             adapter.check(model)
@@ -122,7 +123,8 @@ def _check_reader(config: PretrainedConfig, head: str, where: str, media: bool) 
     reads_more = config.get_text_config() is not config
     if media and not reads_more:
         raise ValueError(f"{where}: a {config.model_type} reads text alone; set actor/processor=none")
-    if reads_more and not media and type(config) not in CLASSIFIERS[head].types:
+    classifiers = import_part("rft.actor.scorers", "CLASSIFIERS", where)
+    if reads_more and not media and type(config) not in classifiers[head].types:
         raise ValueError(
             f"{where}: a {config.model_type} reads more than text; set actor/processor=pretrained, or {TEXT}"
         )
@@ -241,7 +243,8 @@ class RunParts(PolicyParts):
         job = self.job
         yield from self.check_config()
         if ROUTER_BALANCE in job.algorithm.policy.outputs:
-            yield lambda: check_routers(self.model_config)
+            check = import_part("rft.actor.forward.routers", "check_routers", f"algorithm.terms.{ROUTER_BALANCE}")
+            yield lambda: check(self.model_config)
         yield from (partial(self.check_helper, role) for role in ROLES)
         yield from (partial(self.check_model_parts, model) for model in (job.actor, *job.helpers.values()))
         yield lambda: job.source.options.check_tokens(job.check_context, self.encoder)

@@ -18,6 +18,7 @@ PARTS = {
     ),
     "HTTP": ("rft/remote/http_client.py", "rft/remote/http_server.py"),
     "split models": (
+        "rft/actor/packing/sequence_shard.py",
         "rft/strategy/parallel/experts.py",
         "rft/strategy/parallel/groups.py",
         "rft/strategy/parallel/tensor.py",
@@ -30,6 +31,10 @@ PARTS = {
     "optimizers beside AdamW": ("rft/actor/optim/adamw_8bit.py", "rft/actor/optim/muon.py"),
     "average of the weights": ("rft/actor/optim/ema.py",),
     "Liger": ("rft/actor/forward/liger.py",),
+    "models that score": ("rft/actor/scorers.py",),
+    "balance of experts": ("rft/actor/forward/routers.py",),
+    "updates that are skipped": ("rft/train/skipped.py",),
+    "several ranks": ("rft/remote/watchdog.py",),
     "LoRA": (
         "rft/actor/lora/adapters.py",
         "rft/actor/lora/nf4.py",
@@ -87,6 +92,7 @@ PARTS = {
 }
 # The parts that a part imports: where one of these is taken out, it is, too.
 NEEDS: dict[str, tuple[str, ...]] = {
+    "reward models": ("models that score",),
     "LoRA": ("average of the weights",),
     "mode=plan": ("precomputed reference",),
     "vLLM and servers": ("HTTP",),

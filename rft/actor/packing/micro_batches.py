@@ -19,7 +19,7 @@ from rft.actor.forward.backbone import (
     row_positions,
     run_backbone,
 )
-from rft.actor.packing.layout import PackedLayout, join, pack_layout, shared_prefixes
+from rft.actor.packing.layout import PackedLayout, pack_layout, shared_prefixes
 from rft.algorithm.trajectories import Trajectories, trajectories_of
 from rft.batch.balance import Cost, karmarkar_karp, work
 from rft.batch.collate import trim
@@ -28,6 +28,7 @@ from rft.batch.device import rows_to_device, to_device
 from rft.batch.encoded import MediaFacts
 from rft.batch.media import concat_media, has_media, media_entries
 from rft.distributed import World
+from rft.imports import import_part
 from rft.strategy.parallel.context import Context
 
 
@@ -131,6 +132,7 @@ class MicroBatcher:
             if media and self.backbone is not None:
                 positions = row_positions(self.backbone, part["tokens"], media, order)
             if context is not None and layout is not None:
+                join = import_part("rft.actor.packing.sequence_shard", "join", f"{context.key}={context.size}")
                 layout = join(layout, part, context)
             part = part.exclude("media") if "media" in part.keys() else part
             moved, trajectories = rows_to_device(part, world.device), trajectories_of(part)
