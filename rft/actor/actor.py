@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rft.actor.base import ColumnModel, Columns, ModelContext, NonFiniteError, TrainableModel
-from rft.actor.forward.backbone import MediaInputs
+from rft.actor.forward.backbone import media_part
 from rft.actor.heads import ValueNetwork
 from rft.actor.loading.export import exported
 from rft.actor.loading.tensor_names import inner_prefix, outer_prefix
@@ -248,7 +248,7 @@ class Actor(TrainableModel):
         batch, media = micro.batch, None
         if (facts := self.context.media) is not None:
             with_probe = micro.media_differ and not facts.all_kinds(micro.media)  # others compute it, with all towers
-            media = MediaInputs(micro.media, facts, with_probe, micro.positions)
+            media = media_part("MediaInputs")(micro.media, facts, with_probe, micro.positions)
         rows = (micro.layout, media, micro.chosen, candidates(batch), self._top)
         with self.world.wait.during(f"the forward pass of {self.key}"):
             return self.network(batch["tokens"], predicted(batch), outputs, temperature, *rows)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from rft.actor.forward.backbone import ROUTER_BALANCE, MediaInputs, replaced_forward, run_backbone
+from rft.actor.forward.backbone import ROUTER_BALANCE, replaced_forward, run_backbone
 from rft.actor.forward.logits import LogitOptions, LogitShape, forbidden_logits
 from rft.actor.loading.stand_ins import random_numbers, stand_ins
 from rft.actor.logprobs import token_logprobs, top_logprobs
@@ -38,7 +38,7 @@ class ForwardInputs:
         select: (B, T) bool, the tokens that the columns are of.
         chosen: (Q,) their places; see `chosen_places`.
         layout: how the rows are packed; None leaves them padded.
-        media: of the rows.
+        media: the `MediaInputs` of the rows, or None.
         candidates: (B, T, K) ids of other tokens, those of `candidate_logprobs` (B, T, K).
         top: K of `top_ids` and `top_logprobs` (B, T, K), at most the number of ids that can follow.
     """
@@ -47,7 +47,7 @@ class ForwardInputs:
     select: Tensor
     chosen: Tensor
     layout: PackedLayout | None
-    media: MediaInputs | None
+    media: Any
     candidates: Tensor | None
     top: int
 
@@ -119,7 +119,7 @@ class Network(nn.Module):
         outputs: tuple[str, ...],
         temperature: float,
         layout: PackedLayout | None = None,
-        media: MediaInputs | None = None,
+        media: Any = None,
         chosen: Tensor | None = None,
         candidates: Tensor | None = None,
         top: int = 0,

@@ -31,6 +31,7 @@ PARTS = {
     "optimizers beside AdamW": ("rft/actor/optim/adamw_8bit.py", "rft/actor/optim/muon.py"),
     "average of the weights": ("rft/actor/optim/ema.py",),
     "Liger": ("rft/actor/forward/liger.py",),
+    "models with media": ("rft/actor/forward/media.py",),
     "models that score": ("rft/actor/scorers.py",),
     "balance of experts": ("rft/actor/forward/routers.py",),
     "updates that are skipped": ("rft/train/skipped.py",),
@@ -92,7 +93,7 @@ PARTS = {
 }
 # The parts that a part imports: where one of these is taken out, it is, too.
 NEEDS: dict[str, tuple[str, ...]] = {
-    "reward models": ("models that score",),
+    "reward models": ("models that score", "models with media"),
     "LoRA": ("average of the weights",),
     "mode=plan": ("precomputed reference",),
     "vLLM and servers": ("HTTP",),

@@ -21,7 +21,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
-from rft.actor.forward.backbone import MediaInputs, language_part, row_positions, run_backbone
+from rft.actor.forward.backbone import language_part, media_part, run_backbone
 from rft.actor.loading.stand_ins import random_numbers, stand_ins
 from rft.actor.packing.kernels.base import AttentionKernel, AttentionNeeds, AttentionRule
 from rft.actor.packing.kernels.operator import attend_opaque, register
@@ -266,8 +266,8 @@ def _keeps_states(model: PreTrainedModel, media: MediaFacts | None, packed: bool
     inputs = None
     if media is not None:
         tensors = probe.media or {}
-        positions = row_positions(model.base_model, rows["tokens"], tensors, list(range(len(rows))))
-        inputs = MediaInputs(tensors, media, positions=positions)
+        positions = media_part("row_positions")(model.base_model, rows["tokens"], tensors, list(range(len(rows))))
+        inputs = media_part("MediaInputs")(tensors, media, positions=positions)
     layout = pack_layout(rows, torch.tensor([2, 2, 0, 0])[: len(rows)]) if packed else None
     with _narrow_windows(model, config), stand_ins(model, random_numbers()):  # no weight is read yet
         states, place = run_backbone(model.base_model, rows["tokens"], None, inputs)

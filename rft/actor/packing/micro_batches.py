@@ -8,17 +8,9 @@ from dataclasses import dataclass
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 from transformers import PretrainedConfig, PreTrainedModel
 
-from rft.actor.forward.backbone import (
-    MediaInputs,
-    language_part,
-    media_elements,
-    probe_columns,
-    row_positions,
-    run_backbone,
-)
+from rft.actor.forward.backbone import language_part, media_elements, media_part
 from rft.actor.packing.layout import PackedLayout, pack_layout, shared_prefixes
 from rft.algorithm.trajectories import Trajectories, trajectories_of
 from rft.batch.balance import Cost, karmarkar_karp, work
@@ -130,7 +122,7 @@ class MicroBatcher:
             order = forward_order(len(part), layout) if entries else []
             media = concat_media(entries[row] for row in order)
             if media and self.backbone is not None:
-                positions = row_positions(self.backbone, part["tokens"], media, order)
+                positions = media_part("row_positions")(self.backbone, part["tokens"], media, order)
             if context is not None and layout is not None:
                 join = import_part("rft.actor.packing.sequence_shard", "join", f"{context.key}={context.size}")
                 layout = join(layout, part, context)
@@ -314,23 +306,8 @@ def model_cost(model: PreTrainedModel, media: MediaFacts | None = None) -> Cost:
         linear=6.0 * weights + 12.0 * width * kinds.count("sliding_attention") * (window or 0),
         quadratic=6.0 * width * kinds.count("full_attention"),
         head=0.0 if head is None else 8.0 * head.weight.numel(),
-        media=0.0 if media is None else _tower_cost(model, media),
+        media=0.0 if media is None else media_part("tower_cost")(model, media),
     )
-
-
-@torch.no_grad()
-def _tower_cost(model: PreTrainedModel, media: MediaFacts) -> float:
-    """Floating-point operations of a forward and a backward through the towers, per number of the media."""
-    probe, tensors = media.probe, media.probe.media or {}
-    numbers = sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point())
-    columns = probe_columns(probe, dict.fromkeys(probe.columns), model.device)
-    counts = []
-    for ids, inputs in ((columns["input_ids"], tensors), (torch.zeros_like(columns["input_ids"]), {})):
-        tokens = TensorDict(columns | {"input_ids": ids}, batch_size=[1])
-        with FlopCounterMode(display=False) as counter:
-            run_backbone(model.base_model, tokens, None, MediaInputs(inputs, media))
-        counts.append(counter.get_total_flops())
-    return 3.0 * (counts[0] - counts[1]) / numbers
 
 
 def model_flops(cost: Cost, batch: TensorDict, shared: Tensor) -> float:
