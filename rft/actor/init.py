@@ -35,7 +35,6 @@ from rft.actor.loading.stored import (
 )
 from rft.actor.loading.tensor_names import name_backbone, outer_prefix
 from rft.actor.lora.base import find_adapter, model_path
-from rft.actor.score_moments import forget_moments
 from rft.errors import listed, without_code
 from rft.imports import import_part
 
@@ -129,15 +128,8 @@ def load_with_head(
     """
     if head not in SCORING:
         return load_model(path, config, seed, headed=head == "lm", drawing=drawing)
-    classifier = import_part("rft.actor.scorers", "CLASSIFIERS", f"{key}.head={head}")[head]
-    config = copy.deepcopy(config)
-    forget_moments(config)
-    config.num_labels, config.get_text_config().pad_token_id = classifier.labels, pad
-    if (kind := classifier.class_of(config)) is None:
-        raise ValueError(
-            f"{key}.head={head}: transformers has no {classifier.title} of the type {config.model_type}; choose "
-            "another model"
-        )
+    classifier = import_part("rft.actor.scorers", "classifier", f"{key}.head={head}")
+    config, kind = classifier(config, pad, head, key)
     return load_model(path, config, seed, kind, headed=False, drawing=drawing)
 
 

@@ -1,5 +1,6 @@
 """Models that score: classifiers of transformers, their heads, and those that its tables lack for models with media."""
 
+import copy
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from transformers.modeling_layers import GenericForSequenceClassification, Gener
 from rft.actor.forward.backbone import run_backbone
 from rft.actor.heads import ForwardInputs, Network, linear
 from rft.actor.init import own_class
+from rft.actor.score_moments import forget_moments
 
 
 def score_network(model: PreTrainedModel, head: str, key: str) -> Network:
@@ -118,6 +120,29 @@ CLASSIFIERS = {  # by the head of the actor
         GenericForTokenClassification,
     ),
 }
+
+
+def classifier(config: PretrainedConfig, pad: int, head: str, key: str) -> tuple[PretrainedConfig, Any]:
+    """The config of a model with the head of a classifier, and the class that loads it.
+
+    Args:
+        config: of the model, which is not changed.
+        pad: id of the padding token.
+        head: the key in `CLASSIFIERS`.
+        key: the yaml key of the actor, for messages.
+
+    Raises:
+        ValueError: transformers has no such classifier for this model type.
+    """
+    chosen, config = CLASSIFIERS[head], copy.deepcopy(config)
+    forget_moments(config)
+    config.num_labels, config.get_text_config().pad_token_id = chosen.labels, pad
+    if (kind := chosen.class_of(config)) is None:
+        raise ValueError(
+            f"{key}.head={head}: transformers has no {chosen.title} of the type {config.model_type}; choose "
+            "another model"
+        )
+    return config, kind
 
 
 def check_classifier(config: PretrainedConfig, head: str, where: str) -> None:

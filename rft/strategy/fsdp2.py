@@ -25,7 +25,6 @@ from rft.strategy.base import (
 from rft.strategy.compiled import compile_function
 from rft.strategy.fsdp2_options import FSDP2Options, known_peak
 from rft.strategy.gather import WHOLE, GatherOptions, gather, has_sharded_rows
-from rft.strategy.parallel.context import Context
 
 
 class FSDP2(Strategy):
@@ -53,7 +52,10 @@ class FSDP2(Strategy):
         sizes = options.group_sizes()
         if chosen := [name for name, size in sizes.items() if size > 1]:
             options.part(chosen[0], "parallel.groups", "check_groups")(world.size, sizes, options.compile)
-        context = Context(world, options.context_parallel) if options.context_parallel > 1 else None
+        context = None
+        if options.context_parallel > 1:
+            group = options.part("context_parallel", "parallel.context", "ContextParallel")
+            context = group(world, options.context_parallel)
         device_type = "cuda" if options.device == "cuda" else None
         super().__init__(options, world, context, options.attention, device_type, options.compile)
         self._policy = MixedPrecisionPolicy(

@@ -18,10 +18,8 @@ PARTS = {
     ),
     "HTTP": ("rft/remote/http_client.py", "rft/remote/http_server.py"),
     "split models": (
+        "rft/strategy/parallel",
         "rft/actor/packing/sequence_shard.py",
-        "rft/strategy/parallel/experts.py",
-        "rft/strategy/parallel/groups.py",
-        "rft/strategy/parallel/tensor.py",
     ),
     "kernels of attention": (
         "rft/actor/packing/kernels/device_test.py",
@@ -31,7 +29,7 @@ PARTS = {
     "optimizers beside AdamW": ("rft/actor/optim/adamw_8bit.py", "rft/actor/optim/muon.py"),
     "average of the weights": ("rft/actor/optim/ema.py",),
     "Liger": ("rft/actor/forward/liger.py",),
-    "models with media": ("rft/actor/forward/media.py",),
+    "models with media": ("rft/actor/forward/media.py", "rft/report/media.py"),
     "models that score": ("rft/actor/scorers.py",),
     "balance of experts": ("rft/actor/forward/routers.py",),
     "updates that are skipped": ("rft/train/skipped.py",),

@@ -21,7 +21,7 @@ from rft.batch.encoded import MediaFacts
 from rft.batch.media import concat_media, has_media, media_entries
 from rft.distributed import World
 from rft.imports import import_part
-from rft.strategy.parallel.context import Context
+from rft.strategy.context import Context
 
 
 @dataclass(frozen=True)

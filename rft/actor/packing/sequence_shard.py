@@ -11,7 +11,7 @@ from torch import Tensor
 from rft.actor.packing.layout import PackedLayout, PackedSegment, shard_queries
 from rft.batch.columns import candidates, chosen_places, predicted
 from rft.batch.device import to_device
-from rft.strategy.parallel.context import Context
+from rft.strategy.parallel.context import ContextParallel
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class SequenceShard:
         order: (P,) the position of the output of each of this rank's tokens among those that it receives.
     """
 
-    context: Context
+    context: ContextParallel
     counts: list[int]
     tokens: dict[str, Tensor]
     queries: Tensor
@@ -51,7 +51,7 @@ class SequenceShard:
         return torch.cat(arrived)[self.order]
 
 
-def join(layout: PackedLayout, batch: TensorDict, context: Context) -> PackedLayout:
+def join(layout: PackedLayout, batch: TensorDict, context: ContextParallel) -> PackedLayout:
     """Joins the packed rows of the ranks of a group into one sequence. A collective.
 
     Args:

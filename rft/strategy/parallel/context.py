@@ -5,33 +5,29 @@ tokens of some heads, and behind it some tokens of all heads again.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 
 from rft.distributed import World
+from rft.strategy.context import Context
 
 
-class Context:
+class ContextParallel(Context):
     """The ranks that compute one sequence together, this one among them.
 
     Args:
         world: all processes; `size` consecutive ranks are a group. The constructor is a collective.
         size: ranks of a group.
-
-    Attributes:
-        rank: of this process in its group.
-        key: the yaml key that sets the size.
-        gathers_in_attention: attention receives slices and exchanges tokens for heads.
     """
 
-    key: ClassVar[str] = "strategy.context_parallel"
-    gathers_in_attention: ClassVar[bool] = True
+    key = "strategy.context_parallel"
+    gathers_in_attention = True
 
     def __init__(self, world: World, size: int) -> None:
         groups = [world.new_group(range(first, first + size)) for first in range(0, world.size, size)]
@@ -39,11 +35,6 @@ class Context:
         self.rank, self.size = world.rank % size, size
 
     def check_model(self, config: PretrainedConfig, packing: bool, key: str) -> None:
-        """Checks that the ranks of a group can compute the rows of a model together.
-
-        Raises:
-            ValueError: names the key.
-        """
         if not packing:
             raise ValueError(f"{self.key}={self.size} needs packed rows: set {key}.packing=true")
         text = config.get_text_config()
@@ -58,21 +49,7 @@ class Context:
                 f"{self.key}={self.size} does not divide the {heads} attention heads of {key}; choose a divisor"
             )
 
-    def check_layers(self, meta_model: Callable[[], PreTrainedModel], key: str) -> None:
-        """Checks that the ranks of a group can split the layers of a model, if they do; raises as `check_model`.
-
-        Args:
-            meta_model: makes the model with this yaml key on the meta device.
-        """
-
-    def split_layers(self, backbone: PreTrainedModel, key: str) -> None:
-        """Splits the layers of the backbone of a model among the ranks of a group, in place, if they do."""
-
-    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Sums the gradients of weights that every rank of a group holds whole, if each has computed a part of them."""
-
     def gather(self, thing: Any) -> list[Any]:
-        """The objects of all ranks of the group, in the order of their ranks, on every rank of it."""
         things: list[Any] = [None] * self.size
         dist.all_gather_object(things, thing, group=self.group)
         return things
@@ -91,15 +68,6 @@ class Context:
         return [part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]
 
     def all_to_all_heads(self, states: Tensor, counts: Sequence[int], to: Literal["heads", "tokens"]) -> Tensor:
-        """Exchanges tokens for heads over the group, or heads for tokens. Differentiable.
-
-        Args:
-            states: with `to="heads"` this rank's tokens of all heads, (1, H, n, D); with `to="tokens"` all tokens of
-                its heads, (1, H / size, N, D).
-            counts: tokens of every rank.
-            to: what this rank receives: all tokens of its heads, (1, H / size, N, D), or its tokens of all heads,
-                (1, H, n, D).
-        """
         if to == "heads":
             by_head = states.chunk(self.size, dim=1)
             shapes = [(1, by_head[0].shape[1], count, states.shape[3]) for count in counts]

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from rft.distributed import World
 from rft.strategy.gather import to_local
-from rft.strategy.parallel.context import Context
+from rft.strategy.parallel.context import ContextParallel
 from rft.strategy.parallel.experts import ExpertParallel, check_experts, find_experts, in_plan
 from rft.strategy.parallel.groups import group_meshes
 
@@ -58,7 +58,7 @@ class TensorShard:
     last: SplitLinear
 
 
-class TensorParallel(Context):
+class TensorParallel(ContextParallel):
     """The ranks that split the matrices of the blocks.
 
     Args:
