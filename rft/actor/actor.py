@@ -20,7 +20,7 @@ from rft.actor.loading.tensor_names import inner_prefix, outer_prefix
 from rft.actor.lora.base import LoraWeights
 from rft.actor.model import build_model, empty_like, write_export
 from rft.actor.optim.optimizer import Optimizer
-from rft.actor.options import ActorOptions, lr_factors
+from rft.actor.options import PATTERNS, ActorOptions
 from rft.actor.packing.micro_batches import MicroBatch, MicroBatcher, model_cost, model_flops, row_work
 from rft.algorithm.divergence import log_policy_mismatch
 from rft.algorithm.objective import Update
@@ -153,7 +153,10 @@ class Actor(TrainableModel):
 
     def begin_training(self, optimizer: Optimizer, updates: int) -> None:
         max_norm = math.inf if optimizer.max_grad_norm is None else optimizer.max_grad_norm
-        factors = lr_factors(self._named_parameters(), optimizer.lr_factors or {})
+        factors: dict[nn.Parameter, float] = {}
+        if optimizer.lr_factors:
+            lr_factors = import_part(PATTERNS, "lr_factors", f"{self.key}.optimizer.lr_factors")
+            factors = lr_factors(self._named_parameters(), optimizer.lr_factors)
         self.train_state = self.strategy.begin_training(
             self.network, lambda: optimizer.build(self.network, self._blocks, updates, factors), max_norm
         )

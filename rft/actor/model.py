@@ -22,7 +22,7 @@ from rft.actor.loading.export import write_model
 from rft.actor.loading.stand_ins import zeros
 from rft.actor.loading.stored import DTYPES, find_files, open_tensors
 from rft.actor.lora.base import Adapters, Lora, find_adapter, model_path
-from rft.actor.options import LIGER, ActorOptions, freeze
+from rft.actor.options import LIGER, ActorOptions
 from rft.actor.packing.attention import use_packed_attention, use_padded_attention
 from rft.actor.packing.kernels.choose import choose_kernel
 from rft.imports import import_part
@@ -68,7 +68,7 @@ def build_model(context: ModelContext, options: ActorOptions) -> ShardedModel:
     def meta() -> PreTrainedModel:
         made = meta_model(config)
         made.requires_grad_(trains)
-        freeze(made, options.frozen)
+        options.freeze(made)
         return made
 
     strategy.check_model(config, meta, options.packing, key)
@@ -97,7 +97,7 @@ def build_model(context: ModelContext, options: ActorOptions) -> ShardedModel:
     else:
         use_padded_attention(model, context.media)
     network.requires_grad_(trains)
-    freeze(model, options.frozen)
+    options.freeze(model)
     adapters: Adapters | None = None
     if lora is not None:
         add = lora.part("add", key)

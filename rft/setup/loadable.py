@@ -17,7 +17,7 @@ from rft.actor.forward.logits import vocabulary_size
 from rft.actor.init import CONFIG_ERRORS, SCORING, knows_model, meta_model, read_config
 from rft.actor.loading.tensor_names import inner_prefix
 from rft.actor.lora.base import find_adapter
-from rft.actor.options import check_parts
+from rft.actor.options import PATTERNS
 from rft.algorithm.roles import REFERENCE, ROLES, Role
 from rft.data.row_checks import check_rows
 from rft.data.rows.lazy import Rows
@@ -291,4 +291,5 @@ class RunParts(PolicyParts):
             optimizers["warmup.optimizer"] = self.job.run.warmup.optimizer
         factors = {key: each.lr_factors for key, each in optimizers.items() if each is not None and each.lr_factors}
         if options.frozen or factors or (options.liger and (options.path or options.model_config)):
+            check_parts = import_part(PATTERNS, "check_parts", f"frozen, lr_factors or liger of {model.key}")
             check_parts(self.read_model_config(model), options, factors, model.key)

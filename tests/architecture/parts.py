@@ -29,6 +29,8 @@ PARTS = {
     "optimizers beside AdamW": ("rft/actor/optim/adamw_8bit.py", "rft/actor/optim/muon.py"),
     "average of the weights": ("rft/actor/optim/ema.py",),
     "Liger": ("rft/actor/forward/liger.py",),
+    "linear attention": ("rft/actor/packing/recurrent.py",),
+    "patterns of parameters": ("rft/actor/patterns.py",),
     "models with media": ("rft/actor/forward/media.py", "rft/report/media.py"),
     "models that score": ("rft/actor/scorers.py",),
     "balance of experts": ("rft/actor/forward/routers.py",),

@@ -81,7 +81,7 @@ class Optimizer:
             the matrices of the blocks; AdamW updates the other parameters).
         lr: peak learning rate.
         lr_factors: None, or patterns of parameter names, and the factors of `lr` for the parameters that they match;
-            the first pattern that matches holds. See `rft.actor.options`.
+            the first pattern that matches holds. See `rft.actor.patterns`.
         betas, eps: those of AdamW.
         weight_decay: for matrices only, not for biases and norms.
         max_grad_norm: the global gradient norm is clipped to this; None: it is not clipped.
