@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import rft
-from tests.architecture.parts import files_of_parts
+from tests.architecture.parts import NEEDS, PARTS, files_of_parts
 from tests.architecture.rules import (
     RULES,
     backends,
@@ -132,8 +132,12 @@ BROKEN = [
             "rft/reward/call.py": "def f():\n    from rft.reward.sandbox.a import C",
             "rft/reward/rules/text.py": "from rft.reward.rules import tags",
             "rft/reward/rules/tags.py": "",
+            "rft/modes/model.py": "",
+            "rft/modes/chat.py": "from rft.modes import model",
+            "rft/modes/inspect.py": "from rft.modes import model",
         },
         {
+            "rft.modes.inspect: imports rft.modes.model",
             "rft.reward.call: imports rft.reward.sandbox.a",
             "rft.reward.rules.text: imports rft.reward.rules.tags",
         },
@@ -237,6 +241,10 @@ def test_a_rule_finds_what_breaks_it_and_nothing_else(rule, files, found, tmp_pa
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert set(rule(tmp_path)) == found
+
+
+def test_the_parts_that_parts_need_are_listed():
+    assert {*NEEDS, *(needed for parts in NEEDS.values() for needed in parts)} <= {*PARTS}
 
 
 def test_every_part_has_files():
