@@ -204,8 +204,8 @@ class FSDP2(Strategy):
 
     def clip_grad_norm(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
         if self._experts is not None:
-            whole: Tensor = self._experts.clip_grad_norm(parameters, max_norm, self.world)
-            return whole
+            over_meshes: Tensor = self._experts.clip_grad_norm(parameters, max_norm, self.world)
+            return over_meshes
         norm = nn.utils.clip_grad_norm_(list(parameters), max_norm)
         return (norm.full_tensor() if isinstance(norm, DTensor) else norm).to(self.world.device)
 

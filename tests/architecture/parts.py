@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-# What a yaml chooses, by `_target_` or by name, and can be taken out: the rest imports, composes and trains without it.
+# What a yaml chooses, by `_target_`, by name or by an option, and can be taken out: the rest imports, composes and
+# trains without it.
 # A part has its files and those that are built on it, so a file may be of several parts; a folder has all below it.
 PARTS = {
     "vLLM and servers": (
@@ -17,10 +18,7 @@ PARTS = {
         "rft/modes/serve",
     ),
     "HTTP": ("rft/remote/http_client.py", "rft/remote/http_server.py"),
-    "split models": (
-        "rft/strategy/parallel",
-        "rft/actor/packing/sequence_shard.py",
-    ),
+    "split models": ("rft/strategy/parallel", "rft/actor/packing/sequence_shard.py"),
     "kernels of attention": (
         "rft/actor/packing/kernels/device_test.py",
         "rft/actor/packing/kernels/flex.py",

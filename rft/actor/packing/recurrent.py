@@ -15,7 +15,7 @@ from rft.actor.packing.layout import PackedLayout, PackedSegment
 
 
 def separate_rows(part: nn.Module) -> list[nn.Module]:
-    """Lets the layers layers of a language model compute packed rows each for itself; returns these modules.
+    """Lets the layers of a language model compute packed rows each for itself; returns these modules.
 
     They are those with a convolution over the tokens. They need `layout` among their arguments.
     """
