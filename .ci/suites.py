@@ -123,7 +123,12 @@ SUITES = {
     ),
     # A step of each command of the recipe with a model of 135 million parameters, from a GGUF file.
     "smollm2": Suite(
-        ("recipes/smollm2", "rft/actor/loading/gguf.py", "tests/e2e/test_recipes_smollm2.py"),
+        (
+            "recipes/smollm2",
+            "rft/actor/loading/gguf.py",
+            "rft/actor/loading/paths.py",
+            "tests/e2e/test_recipes_smollm2.py",
+        ),
         ("gguf", "peft"),
     ),
     # Sections of the benchmark; those of a step and of log-probabilities are in the slow tests of every run.
@@ -133,6 +138,7 @@ SUITES = {
         (
             "rft/actor/heads.py",
             "rft/actor/model.py",
+            "rft/actor/scorers.py",
             "rft/reward/models/*.py",
             "rft/rollout/environment/*.py",
             "rft/data/encode",

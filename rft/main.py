@@ -71,7 +71,7 @@ def run_job(config: DictConfig) -> float:
     redact_log_records()
     console = Console(quiet=os.environ.get("RANK", "0") != "0", markup=False)
     mode = find_mode(plain["mode"])
-    from rft.actor.loading.gguf import with_folders
+    from rft.actor.loading.paths import with_folders
     from rft.train.folder.settled import settle  # imports torch
 
     if chosen := settle(config):

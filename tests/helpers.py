@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 import rft
 from rft.actor.actor import Actor
 from rft.actor.base import ModelContext
-from rft.actor.lora.adapters import Lora
+from rft.actor.lora.base import Lora
 from rft.actor.optim.optimizer import Optimizer
 from rft.actor.options import ActorOptions
 from rft.algorithm.algorithm import Algorithm

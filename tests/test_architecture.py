@@ -137,8 +137,12 @@ BROKEN = [
             "rft/reward/sandbox/workers/c.py": "from rft.reward import workers",
             "rft/reward/workers.py": "",
             "rft/reward/models/d.py": "from rft.reward import workers",
+            "rft/modes/model.py": "",
+            "rft/modes/chat.py": "from rft.modes import model",
+            "rft/modes/inspect.py": "from rft.modes import model",
         },
         {
+            "rft.modes.inspect: imports rft.modes.model",
             "rft.reward.call: imports rft.reward.sandbox.a",
             "rft.reward.models.d: imports rft.reward.workers",
             "rft.reward.rules.text: imports rft.reward.rules.tags",

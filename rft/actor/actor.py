@@ -12,23 +12,22 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rft.actor.base import Columns, ModelContext, NonFiniteError, TrainableModel
-from rft.actor.forward.backbone import MediaInputs
+from rft.actor.base import ColumnModel, Columns, ModelContext, NonFiniteError, TrainableModel
+from rft.actor.forward.backbone import media_part
 from rft.actor.heads import ValueNetwork
 from rft.actor.loading.export import exported
 from rft.actor.loading.tensor_names import inner_prefix, outer_prefix
-from rft.actor.lora.adapters import LoraWeights
+from rft.actor.lora.base import LoraWeights
 from rft.actor.model import build_model, empty_like, write_export
-from rft.actor.optim.ema import WeightAverage
 from rft.actor.optim.optimizer import Optimizer
-from rft.actor.options import ActorOptions, lr_factors
+from rft.actor.options import PATTERNS, ActorOptions
 from rft.actor.packing.micro_batches import MicroBatch, MicroBatcher, model_cost, model_flops, row_work
-from rft.actor.reference import AdapterReference
 from rft.algorithm.divergence import log_policy_mismatch
 from rft.algorithm.objective import Update
 from rft.batch.balance import Cost
 from rft.batch.columns import candidates, predicted
 from rft.batch.device import HostColumns, one_ahead
+from rft.imports import import_part
 from rft.metrics import Metrics
 from rft.strategy.base import TrainState
 from rft.strategy.gather import RANK_ZERO, WHOLE, GatherOptions, to_local
@@ -44,7 +43,7 @@ class Actor(TrainableModel):
     Attributes:
         network: the sharded module.
         train_state: the optimizer of the current stage; None before `begin_training`.
-        average: of the weights over the updates of the stage, or None.
+        average: the `WeightAverage` of the updates of the stage, or None.
         loaded_dtype: see `ShardedModel`.
 
     Raises:
@@ -61,7 +60,7 @@ class Actor(TrainableModel):
         self.balance_unit = "group" if options.share_prefix else "unit"
         self.optimizer_options = options.optimizer
         self.train_state: TrainState | None = None
-        self.average: WeightAverage | None = None
+        self.average: Any = None
         self._top = 0  # likeliest tokens that the network returns of each distribution
         model = build_model(context, options)
         self.network, self.adapters, self.loaded_dtype = model.network, model.adapters, model.loaded_dtype
@@ -121,11 +120,13 @@ class Actor(TrainableModel):
             return self.adapters.merged()
         return iter(self.network.model.state_dict().items())
 
-    def frozen_copy(self, key: str) -> AdapterReference | None:
+    def frozen_copy(self, key: str) -> ColumnModel | None:
         """See `TrainableModel.frozen_copy`: kept adapters beside the weights of this model."""
         if self.adapters is None:
             return None
-        return AdapterReference(self.context.of(key), self, self.adapters)
+        reference = import_part("rft.actor.lora.reference", "AdapterReference", f"{self.key}.lora")
+        made: ColumnModel = reference(self.context.of(key), self, self.adapters)
+        return made
 
     @torch.no_grad()
     def copy_weights_from(self, other: TrainableModel) -> None:
@@ -152,12 +153,16 @@ class Actor(TrainableModel):
 
     def begin_training(self, optimizer: Optimizer, updates: int) -> None:
         max_norm = math.inf if optimizer.max_grad_norm is None else optimizer.max_grad_norm
-        factors = lr_factors(self._named_parameters(), optimizer.lr_factors or {})
+        factors: dict[nn.Parameter, float] = {}
+        if optimizer.lr_factors:
+            lr_factors = import_part(PATTERNS, "lr_factors", f"{self.key}.optimizer.lr_factors")
+            factors = lr_factors(self._named_parameters(), optimizer.lr_factors)
         self.train_state = self.strategy.begin_training(
             self.network, lambda: optimizer.build(self.network, self._blocks, updates, factors), max_norm
         )
-        decay = self.options.ema
-        self.average = None if decay is None else WeightAverage(self.network, decay)
+        if (decay := self.options.ema) is not None:
+            average = import_part("rft.actor.optim.ema", "WeightAverage", f"{self.key}.ema={decay}")
+            self.average = average(self.network, decay)
 
     def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The model's parameters by their names in the whole model; a tied one by each of its names."""
@@ -246,7 +251,7 @@ class Actor(TrainableModel):
         batch, media = micro.batch, None
         if (facts := self.context.media) is not None:
             with_probe = micro.media_differ and not facts.all_kinds(micro.media)  # others compute it, with all towers
-            media = MediaInputs(micro.media, facts, with_probe, micro.positions)
+            media = media_part("MediaInputs")(micro.media, facts, with_probe, micro.positions)
         rows = (micro.layout, media, micro.chosen, candidates(batch), self._top)
         with self.world.wait.during(f"the forward pass of {self.key}"):
             return self.network(batch["tokens"], predicted(batch), outputs, temperature, *rows)

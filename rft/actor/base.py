@@ -129,6 +129,7 @@ class ColumnModel(ABC):
             those that start as a copy of the policy, have weights. A checkpoint holds the state of a frozen one only if
             its weights are no longer those that were loaded.
         remote: other processes compute the columns; `mode=plan` calls `blank` instead of `compute`.
+        precomputed: `rft.train.precompute` computes its columns before training.
         optimizer_options: of a model that trains; None for a frozen one.
         tokenizer: of the policy.
     """
@@ -136,6 +137,7 @@ class ColumnModel(ABC):
     Options: ClassVar[type[ModelOptions]] = ModelOptions
     has_weights: ClassVar[bool] = False
     remote: ClassVar[bool] = False
+    precomputed: ClassVar[bool] = False
     optimizer_options: Optimizer | None = None
 
     def __init__(self, context: ModelContext, options: ModelOptions) -> None:

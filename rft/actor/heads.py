@@ -6,9 +6,10 @@ causal mask hides the padding.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -16,12 +17,13 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from rft.actor.forward.backbone import ROUTER_BALANCE, MediaInputs, record_router_logits, replaced_forward, run_backbone
+from rft.actor.forward.backbone import ROUTER_BALANCE, replaced_forward, run_backbone
 from rft.actor.forward.logits import LogitOptions, LogitShape, forbidden_logits
 from rft.actor.loading.stand_ins import random_numbers, stand_ins
 from rft.actor.logprobs import token_logprobs, top_logprobs
-from rft.actor.packing.layout import PackedLayout, SequenceShard, shard_queries
+from rft.actor.packing.layout import PackedLayout, shard_queries
 from rft.batch.columns import chosen_places, rows_and_columns
+from rft.imports import import_part
 
 SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")  # names in configs
 CAPS = ("final_logit_softcapping", "logits_soft_cap")
@@ -36,7 +38,7 @@ class ForwardInputs:
         select: (B, T) bool, the tokens that the columns are of.
         chosen: (Q,) their places; see `chosen_places`.
         layout: how the rows are packed; None leaves them padded.
-        media: of the rows.
+        media: the `MediaInputs` of the rows, or None.
         candidates: (B, T, K) ids of other tokens, those of `candidate_logprobs` (B, T, K).
         top: K of `top_ids` and `top_logprobs` (B, T, K), at most the number of ids that can follow.
     """
@@ -45,7 +47,7 @@ class ForwardInputs:
     select: Tensor
     chosen: Tensor
     layout: PackedLayout | None
-    media: MediaInputs | None
+    media: Any
     candidates: Tensor | None
     top: int
 
@@ -68,13 +70,13 @@ class LogitQueries:
         states: (Q, D) hidden states.
         targets: (Q,) the next tokens, or (Q, 1 + K): the next token and K candidates.
         places: (Q,) positions of these states among the tokens of the forward.
-        shard: with context parallelism, which rank needs which output; None without.
+        shard: with context parallelism the `SequenceShard`, which rank needs which output; None without.
     """
 
     states: Tensor
     targets: Tensor
     places: Tensor
-    shard: SequenceShard | None
+    shard: Any
 
     def choose(self, values: Tensor) -> Tensor:
         """From values of the tokens of the forward (N, K) to those of the selected tokens of this rank (P, K)."""
@@ -82,7 +84,10 @@ class LogitQueries:
 
     def returned(self, outputs: Tensor) -> Tensor:
         """From outputs of the states (Q, ...) to those of the selected tokens of this rank (P, ...)."""
-        return outputs if self.shard is None else self.shard.return_outputs(outputs)
+        if self.shard is None:
+            return outputs
+        own: Tensor = self.shard.return_outputs(outputs)
+        return own
 
 
 def gather_queries(backbone: nn.Module, inputs: ForwardInputs) -> LogitQueries:
@@ -114,7 +119,7 @@ class Network(nn.Module):
         outputs: tuple[str, ...],
         temperature: float,
         layout: PackedLayout | None = None,
-        media: MediaInputs | None = None,
+        media: Any = None,
         chosen: Tensor | None = None,
         candidates: Tensor | None = None,
         top: int = 0,
@@ -168,7 +173,11 @@ class LanguageNetwork(Network):
         return forbidden_logits(self.forbidden, len(weight), weight.device)
 
     def columns(self, inputs: ForwardInputs, outputs: tuple[str, ...], temperature: float) -> dict[str, Tensor]:
-        with record_router_logits(self.model.base_model, ROUTER_BALANCE in outputs) as recorder:
+        recording: AbstractContextManager[Any] = nullcontext()
+        if ROUTER_BALANCE in outputs:
+            term = f"algorithm.terms.{ROUTER_BALANCE}"
+            recording = import_part("rft.actor.forward.routers", "record_router_logits", term)(self.model.base_model)
+        with recording as recorder:
             queries = gather_queries(self.model.base_model, inputs)
         head = self.model.get_output_embeddings()
         options = LogitOptions(temperature, self.shape, self._forbidden_logits, self.device_type)
@@ -214,59 +223,11 @@ class ValueNetwork(Network):
         return {"values": inputs.aligned(queries.returned(values))}
 
 
-class ScoreNetwork(Network):
-    """A sequence classifier of transformers with one label. Column: `score`, one number a row, from its last token.
-
-    As in transformers, this is the last token that is not the padding token.
-    """
-
-    def columns(self, inputs: ForwardInputs, outputs: tuple[str, ...], temperature: float) -> dict[str, Tensor]:
-        """Computes `score`: the score of a row at its last selected token; a row without one has no score."""
-        tokens, select, layout = inputs.tokens, inputs.select, inputs.layout
-        assert layout is None or layout.shard is None, "each rank reads the last tokens of its own rows"
-        states, place = run_backbone(self.model.base_model, tokens, layout, inputs.media)
-        rows, columns = select.any(1), torch.arange(select.shape[1], device=select.device)
-        pad = self.model.config.get_text_config().pad_token_id
-        real = tokens["attention_mask"].bool() & (tokens["input_ids"] != pad)
-        last = (columns * real).argmax(1)  # (B,)
-        scores = linear(self.model.score, states[place.gather(1, last[:, None])[:, 0]])[:, 0]  # (B,)
-        where = (columns == (columns * select).argmax(1, keepdim=True)) & rows[:, None]
-        return {"score": torch.where(where, scores[:, None], 0.0)}
-
-
-class StepNetwork(Network):
-    """A token classifier of transformers with two labels, bad and good. Column: `score`, the logit of good.
-
-    The score of a token is computed from its own hidden state, not from that of the token before.
-    """
-
-    def columns(self, inputs: ForwardInputs, outputs: tuple[str, ...], temperature: float) -> dict[str, Tensor]:
-        layout = inputs.layout
-        assert layout is None or layout.shard is None, "each rank reads the tokens of its own rows"
-        states, place = run_backbone(self.model.base_model, inputs.tokens, layout, inputs.media)
-        bad, good = linear(self.model.score, states[place[:, 1:].flatten()[inputs.chosen]]).unbind(1)
-        return {"score": inputs.aligned(good - bad)}
-
-
 def linear(head: nn.Linear, states: Tensor) -> Tensor:
     """The outputs (N, K) of a head for hidden states (N, D), at least in float32."""
     dtype = torch.promote_types(states.dtype, torch.float32)
     bias = None if head.bias is None else head.bias.to(dtype)
     return nn.functional.linear(states.to(dtype), head.weight.to(dtype), bias)
-
-
-def check_scorer(model: PreTrainedModel, key: str) -> None:
-    """Checks that the score of a classifier is a linear function of a token's hidden state.
-
-    Raises:
-        ValueError: it is not; names the key and the architecture.
-    """
-    children = {name: child for name, child in model.named_children() if name != "dropout"}  # dropout is off
-    if set(children) != {model.base_model_prefix, "score"} or not isinstance(children["score"], nn.Linear):
-        raise ValueError(
-            f"{key}: {type(model).__name__} does not compute its score from a token by one linear layer; choose a "
-            "causal language model such as a qwen3 or a llama"
-        )
 
 
 def find_logit_shape(model: PreTrainedModel, key: str) -> LogitShape:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -13,20 +13,15 @@ from torch.profiler import record_function
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MULTIMODAL_LM_MAPPING,
-    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForMultimodalLM,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
     PretrainedConfig,
     PreTrainedModel,
 )
-from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
 
 from rft.actor.loading.deferred_init import Drawing, NotRecordedError
-from rft.actor.loading.families import language_config, media_classifier, text_config
+from rft.actor.loading.families import language_config, text_config
 from rft.actor.loading.stored import (
     StoredWeights,
     check_stored,
@@ -39,55 +34,13 @@ from rft.actor.loading.stored import (
     unread,
 )
 from rft.actor.loading.tensor_names import name_backbone, outer_prefix
-from rft.actor.lora.stored import find_adapter, model_path
-from rft.actor.score_moments import forget_moments
+from rft.actor.lora.base import find_adapter, model_path
 from rft.errors import listed, without_code
+from rft.imports import import_part
 
 CONFIG_ERRORS = (StrictDataclassError, OSError, ValueError, TypeError, LookupError, AttributeError)  # of wrong values
+SCORING = ("score", "step")  # heads of `rft.actor.scorers`
 LOAD_WEIGHTS = ContextVar("LOAD_WEIGHTS", default=True)
-
-
-class Classifier(NamedTuple):
-    """The transformers classes of a model that computes scores.
-
-    Attributes:
-        kind: the auto class.
-        types: the config classes that have such a model.
-        labels: number of labels.
-        title: what messages call the model.
-        generic: makes the class of a model that takes media, where transformers has none.
-    """
-
-    kind: Any
-    types: Any
-    labels: int
-    title: str
-    generic: type
-
-    def class_of(self, config: PretrainedConfig) -> Any:
-        """The class that loads the model; None where there is no such classifier."""
-        kind: Any = type(config)
-        if kind in self.types or own_class(config, self.kind):
-            return self.kind
-        return media_classifier(kind, self.generic)
-
-
-CLASSIFIERS = {  # by the head of the actor
-    "score": Classifier(
-        AutoModelForSequenceClassification,
-        MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-        1,
-        "sequence classifier",
-        GenericForSequenceClassification,
-    ),
-    "step": Classifier(
-        AutoModelForTokenClassification,
-        MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
-        2,
-        "token classifier",
-        GenericForTokenClassification,
-    ),
-}
 
 
 @contextmanager
@@ -166,45 +119,18 @@ def load_with_head(
     Args:
         path, config, seed, drawing: see `load_model`.
         pad: id of the padding token; a sequence classifier finds the end of a row by it.
-        head: `lm`, `value` or a key in `CLASSIFIERS`. The path must have the weights of `lm`; those of another head are
+        head: `lm`, `value` or one of `SCORING`. The path must have the weights of `lm`; those of another head are
             drawn from the seed if it lacks them.
         key: the yaml key of the actor, for messages.
 
     Raises:
         ValueError: transformers has no such classifier for this model type; names the key.
     """
-    if head not in CLASSIFIERS:
+    if head not in SCORING:
         return load_model(path, config, seed, headed=head == "lm", drawing=drawing)
-    classifier = CLASSIFIERS[head]
-    config = copy.deepcopy(config)
-    forget_moments(config)
-    config.num_labels, config.get_text_config().pad_token_id = classifier.labels, pad
-    if (kind := classifier.class_of(config)) is None:
-        raise ValueError(
-            f"{key}.head={head}: transformers has no {classifier.title} of the type {config.model_type}; choose "
-            "another model"
-        )
+    classifier = import_part("rft.actor.scorers", "classifier", f"{key}.head={head}")
+    config, kind = classifier(config, pad, head, key)
     return load_model(path, config, seed, kind, headed=False, drawing=drawing)
-
-
-def check_classifier(config: PretrainedConfig, head: str, where: str) -> None:
-    """Checks that a saved model has the head of a classifier.
-
-    Args:
-        config: the config of the model.
-        head: the key in `CLASSIFIERS`.
-        where: the yaml key and path of the model, for messages.
-
-    Raises:
-        ValueError: the model is of another kind.
-    """
-    classifier, kinds = CLASSIFIERS[head], config.architectures or []
-    ending = classifier.kind.__name__.removeprefix("AutoModel")
-    if config.num_labels != classifier.labels or not any(kind.endswith(ending) for kind in kinds):
-        raise ValueError(
-            f"{where}: {', '.join(kinds) or 'a model'} with {config.num_labels} labels is no {classifier.title} with "
-            f"{classifier.labels}; a run with actor.head={head} trains one and saves it in its checkpoints"
-        )
 
 
 def load_model(

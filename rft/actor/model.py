@@ -14,19 +14,18 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.base import ModelContext
-from rft.actor.forward.liger import use_liger
 from rft.actor.forward.logits import forbidden_tokens, vocabulary_size
-from rft.actor.heads import LanguageNetwork, Network, ScoreNetwork, StepNetwork, ValueNetwork, check_scorer
-from rft.actor.init import CLASSIFIERS, LOAD_WEIGHTS, blocks, load_with_head, meta_model, read_config, read_weights
+from rft.actor.heads import LanguageNetwork, Network, ValueNetwork
+from rft.actor.init import LOAD_WEIGHTS, SCORING, blocks, load_with_head, meta_model, read_config, read_weights
 from rft.actor.loading.deferred_init import Drawing
 from rft.actor.loading.export import write_model
 from rft.actor.loading.stand_ins import zeros
 from rft.actor.loading.stored import DTYPES, find_files, open_tensors
-from rft.actor.lora.adapters import Adapters, Lora
-from rft.actor.lora.stored import StoredAdapter, find_adapter, model_path
-from rft.actor.options import ActorOptions, freeze
+from rft.actor.lora.base import Adapters, Lora, find_adapter, model_path
+from rft.actor.options import LIGER, ActorOptions
 from rft.actor.packing.attention import use_packed_attention, use_padded_attention
 from rft.actor.packing.kernels.choose import choose_kernel
+from rft.imports import import_part
 from rft.strategy.base import Strategy
 
 
@@ -69,14 +68,14 @@ def build_model(context: ModelContext, options: ActorOptions) -> ShardedModel:
     def meta() -> PreTrainedModel:
         made = meta_model(config)
         made.requires_grad_(trains)
-        freeze(made, options.frozen)
+        options.freeze(made)
         return made
 
     strategy.check_model(config, meta, options.packing, key)
     continued = None
     if lora is not None:
         continued = None if path is None else find_adapter(path)
-        lora.find(config, continued, key)
+        lora.part("find", key)(lora, config, continued, key)
         path = path if continued is None else continued.base
     dtype = loaded_dtype(path, config, lora, continued)
 
@@ -87,9 +86,8 @@ def build_model(context: ModelContext, options: ActorOptions) -> ShardedModel:
     if head == "lm":
         forbidden = forbidden_tokens(len(model.get_output_embeddings().weight), tokenizer, context.media)
         network: Network = LanguageNetwork(model, f"{key}.path", compiled, strategy.device_type, forbidden)
-    elif head in CLASSIFIERS:
-        check_scorer(model, f"{key}.path")
-        network = ScoreNetwork(model) if head == "score" else StepNetwork(model)
+    elif head in SCORING:
+        network = import_part("rft.actor.scorers", "score_network", f"{key}.head={head}")(model, head, f"{key}.path")
     else:
         network = ValueNetwork(model.base_model)
     plain = empty_like(network.model, device)
@@ -99,16 +97,19 @@ def build_model(context: ModelContext, options: ActorOptions) -> ShardedModel:
     else:
         use_padded_attention(model, context.media)
     network.requires_grad_(trains)
-    freeze(model, options.frozen)
-    adapters = None if lora is None else lora.add(network.model, path, key, context.seed, strategy.dtype, device)
-    if adapters is not None and continued is not None:
-        adapters.start_from(continued)
+    options.freeze(model)
+    adapters: Adapters | None = None
+    if lora is not None:
+        add = lora.part("add", key)
+        adapters = add(lora, network.model, path, key, context.seed, strategy.dtype, device)
+        if adapters is not None and continued is not None:
+            adapters.start_from(continued)
     if not trains or lora is not None:
         for parameter in network.parameters():
             if not parameter.requires_grad:  # no update needs more precision than the forward
                 parameter.data = parameter.data.to(strategy.dtype)
     if options.liger:
-        use_liger(network.model, key, device)
+        import_part(LIGER, "use_liger", f"{key}.liger=true")(network.model, key, device)
     network.eval()  # no dropout: old and current log-probabilities are of one function
     strategy.parallelize(network.model.base_model, key)
     strategy.shard(network, model_blocks)
@@ -256,16 +257,14 @@ def with_end_token(tokenizer: PreTrainedTokenizerBase, end: int) -> PreTrainedTo
     return ending
 
 
-def loaded_dtype(
-    path: str | None, config: PretrainedConfig, lora: Lora | None, continued: StoredAdapter | None
-) -> torch.dtype:
+def loaded_dtype(path: str | None, config: PretrainedConfig, lora: Lora | None, continued: Any) -> torch.dtype:
     """The dtype of what an export holds, where it is stored; float32 for what is new.
 
     Args:
         path: of the model, or of an adapter that is merged into it.
         config: of the model; names the dtype of files that only transformers can read.
         lora: null, or the adapters that train.
-        continued: the adapter that trains on; None for a new one.
+        continued: the `StoredAdapter` that trains on; None for a new one.
     """
     if lora is not None and lora.export == "adapter":
         return torch.float32 if continued is None else continued.dtype

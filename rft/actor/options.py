@@ -1,26 +1,22 @@
-"""The options of a model whose weights are in this process, and the parts of a model that they name by patterns over
-the names of its state dict: those that do not train, those with another learning rate. Messages name the yaml key and
-the cure.
-"""
+"""The options of a model whose weights are in this process. Messages name the yaml key and the cure."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import filter as matching
-from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from torch import nn
-from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import CONFIG_MAPPING, PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.base import ModelOptions
-from rft.actor.forward.liger import check_liger, check_package
 from rft.actor.forward.logits import vocabulary_size
-from rft.actor.init import meta_model, read_config
-from rft.actor.lora.adapters import NAME, Lora
+from rft.actor.init import read_config
+from rft.actor.lora.base import Lora
 from rft.actor.optim.optimizer import Optimizer
 from rft.algorithm.roles import POLICY, ROLES
 from rft.errors import did_you_mean
+from rft.imports import import_part
 from rft.ranges import OpenFraction, PositiveInt
+
+LIGER, PATTERNS = "rft.actor.forward.liger", "rft.actor.patterns"  # parts
 
 
 @dataclass(frozen=True)
@@ -70,7 +66,12 @@ class ActorOptions(ModelOptions):
         if self.share_prefix and not self.packing:
             yield f"{key}.share_prefix=true: padded rows cannot share tokens; set its packing=true as well"
         if self.liger and key == POLICY:  # other models have its value, unless it is typed
-            check_package(key)
+            import_part(LIGER, "check_package", f"{key}.liger=true")(key)
+
+    def freeze(self, model: PreTrainedModel) -> None:
+        """Takes the parameters that `frozen` matches out of training."""
+        if self.frozen:
+            import_part(PATTERNS, "freeze", f"frozen={self.frozen}")(model, self.frozen)
 
     def check(self, key: str, tokenizer: PreTrainedTokenizerBase, temperature: float) -> None:
         """Reads the config of the model."""
@@ -103,7 +104,7 @@ def check_adapters(models: Mapping[str, ActorOptions]) -> Iterator[str]:
     """
     for key, options in models.items():
         if options.lora is not None:
-            options.lora.check(key, options.path, options.optimizer is not None)
+            options.lora.part("check", key)(options.lora, key, options.path, options.optimizer is not None)
     policy = vars(models[POLICY])
     frozen = [role.key for role in ROLES if role.loss is None and role.follows and role.key in models]
     for key in frozen if models[POLICY].lora is not None else ():
@@ -115,73 +116,3 @@ def check_adapters(models: Mapping[str, ActorOptions]) -> Iterator[str]:
                 f"{key}.{names[0]}={values[names[0]]}: with actor.lora the {key} is computed by the actor, with its "
                 f"{names[0]}={policy[names[0]]}; leave it at ${{actor.{names[0]}}}, or set {key}.path to another model"
             )
-
-
-def freeze(model: PreTrainedModel, patterns: Sequence[str]) -> None:
-    """Takes every parameter that a pattern matches out of training; a tied one goes by each of its names."""
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if any(fnmatchcase(name, pattern) for pattern in patterns):
-            parameter.requires_grad_(False)
-
-
-def lr_factors(
-    parameters: Iterable[tuple[str, nn.Parameter]], factors: Mapping[str, float]
-) -> dict[nn.Parameter, float]:
-    """The factor of the learning rate of each parameter that a pattern matches: that of the first such pattern.
-
-    Args:
-        parameters: names and parameters of a model; a tied one goes by each of its names.
-        factors: by pattern.
-    """
-    factor_of: dict[nn.Parameter, float] = {}
-    named = list(parameters)
-    for pattern, factor in factors.items():
-        for name, parameter in named:
-            if fnmatchcase(name, pattern):
-                factor_of.setdefault(parameter, factor)
-    return factor_of
-
-
-def check_parts(
-    config: PretrainedConfig, options: ActorOptions, factors: Mapping[str, Mapping[str, float]], key: str
-) -> None:
-    """Looks for the parameters that the patterns name in a model without weights, and asks whether Liger knows it.
-
-    Args:
-        options: of the actor with this key.
-        factors: `lr_factors` of its optimizers, by their keys.
-
-    Raises:
-        ValueError: a pattern matches no parameter (one of `lr_factors` no parameter that trains), or all of a
-            language model's are frozen; or Liger has no kernels for the model.
-    """
-    if options.liger:
-        check_liger(config, key)
-    model, frozen, lora = meta_model(config), options.frozen, options.lora
-    part = model if options.head == "lm" else model.base_model
-    names = _trained(model, part)
-    for number, pattern in enumerate(frozen):
-        _check_matches(pattern, names, f"{key}.frozen[{number}]")
-    freeze(model, frozen)
-    names = _trained(model, part)
-    if options.head == "lm" and not names:
-        raise ValueError(f"{key}.frozen={list(frozen)}: nothing is left to train; take a pattern out")
-    if lora is not None:
-        names = [f"{layer}.{name}.{NAME}.weight" for layer in lora.layers(model, key) for name in ("lora_A", "lora_B")]
-    for optimizer, patterns in factors.items():
-        for pattern in patterns:
-            _check_matches(pattern, names, f"{optimizer}.lr_factors")
-
-
-def _trained(model: PreTrainedModel, part: nn.Module) -> list[str]:
-    """The names of the parameters of a part that train, as the whole model calls them."""
-    held = {id(parameter) for parameter in part.parameters() if parameter.requires_grad}
-    return [name for name, parameter in model.named_parameters(remove_duplicate=False) if id(parameter) in held]
-
-
-def _check_matches(pattern: str, names: list[str], key: str) -> None:
-    if not matching(names, pattern):
-        examples = f" (the first: {names[0]}, the last: {names[-1]})" if names else ""
-        raise ValueError(
-            f"{key}={pattern!r}: matches none of the {len(names)} parameters{examples}{did_you_mean(pattern, names)}"
-        )

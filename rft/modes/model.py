@@ -11,7 +11,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from rft.actor.forward.logits import vocabulary_size
-from rft.actor.init import check_classifier, load_model, read_config
+from rft.actor.init import load_model, read_config
 from rft.actor.model import add_end_tokens, empty_like
 from rft.algorithm.roles import POLICY
 from rft.data.encode.tokenizer import pretrained
@@ -19,6 +19,7 @@ from rft.data.rows.lazy import Rows
 from rft.distributed import World
 from rft.errors import Check, checks, part
 from rft.evaluation.base import Evaluator
+from rft.imports import import_part
 from rft.logger.console import RunConsole
 from rft.logger.history import rank_key
 from rft.logger.log import SilentLog
@@ -109,6 +110,7 @@ class Answering(Components):
         self.title = actor.path or f"a new {actor.model_config['model_type']}, untrained"
         if scores and self.grader is not None and checkpoint is not None:
             head, where = actor.head, f"{key}={which}: {checkpoint}"
+            check_classifier = import_part("rft.actor.scorers", "check_classifier", f"actor.head={head}")
             check.run(lambda: check_classifier(self.policy.model_config, head, where))
 
     @contextmanager

@@ -7,12 +7,10 @@ breaker keeps requests from a server that fails again and again.
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rft.ranges import PositiveInt, Seconds
 from rft.remote.http_client import RequestFailed, ServerClient
-from rft.remote.retry import Backoff
+from rft.remote.retry import Backoff, BreakerOptions
 
 T = TypeVar("T")
 REST_S = (1.0, 30.0)  # the shortest and the longest time in which other servers are preferred to one that has failed
@@ -21,19 +19,6 @@ LONGEST = 32  # times the first pause is the longest pause of an open circuit
 
 class CircuitOpen(RequestFailed):
     """No server gets requests now, because all have failed too often."""
-
-
-@dataclass
-class BreakerOptions:
-    """When a server gets no requests.
-
-    Attributes:
-        failures: in a row, after which the circuit of a server is open: it gets no requests.
-        pause_s: seconds until one request probes it; they double with each probe that fails.
-    """
-
-    failures: PositiveInt
-    pause_s: Seconds
 
 
 class CircuitBreaker:

@@ -1,5 +1,6 @@
-"""What servers of this package accept from their clients."""
+"""What servers of this package accept from their clients, and which clients reach them."""
 
+import ipaddress
 from dataclasses import dataclass
 
 from rft.ranges import PositiveFloat, PositiveInt
@@ -33,3 +34,11 @@ class ScoringLimits(HttpLimits):
     rows: PositiveInt
     requests: PositiveInt
     end_s: PositiveInt
+
+
+def is_loopback(host: str) -> bool:
+    """True for an address that this machine alone reaches."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,4 +1,4 @@
-"""What the clients of servers share: pauses between repeated calls, and the limits of requests to model servers."""
+"""What the clients of servers share: pauses between repeated calls, and when servers get requests, and how many."""
 
 import time
 from collections.abc import Callable
@@ -33,6 +33,19 @@ class Backoff:
     def reset(self) -> None:
         """The next pause is the shortest; one that has started lasts as long as before."""
         self._next = self._first
+
+
+@dataclass
+class BreakerOptions:
+    """When a server gets no requests.
+
+    Attributes:
+        failures: in a row, after which the circuit of a server is open: it gets no requests.
+        pause_s: seconds until one request probes it; they double with each probe that fails.
+    """
+
+    failures: PositiveInt
+    pause_s: Seconds
 
 
 @dataclass(frozen=True)

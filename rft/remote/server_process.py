@@ -1,6 +1,5 @@
 """A server process that the run starts and that ends with the run, and a free port for it."""
 
-import ipaddress
 import os
 import socket
 import subprocess
@@ -15,14 +14,6 @@ from rft.remote.http_client import PROBE_S
 LOCAL = "127.0.0.1"  # where the servers that a run starts listen
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
 LONGEST_S = 60.0  # between two starts of a process that keeps ending
-
-
-def is_loopback(host: str) -> bool:
-    """True for an address that this machine alone reaches."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def free_port() -> int:

@@ -10,6 +10,11 @@ from rft.report.page import LONGEST, cut
 NUMBERS = ("turns", "tool_calls", "tool_failures", "environment_s", "reward", "failed")  # entries shown below
 
 
+def draw_episode(record: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
+    """HTML of the prompt and of the turns behind it, and the numbers of the episode; see `dialogue` and `facts`."""
+    return *dialogue(record), facts(record)
+
+
 def dialogue(record: Mapping[str, Any]) -> tuple[str, str]:
     """HTML of the messages of the prompt, and of those behind it, of which the assistant's train.
 

@@ -21,16 +21,22 @@ class PageMedia:
         run: the run folder.
         values: what the page may show, the most important first: the files are taken in this order up to `MOST_MIB`,
             and others are links to the folder.
+
+    Attributes:
+        note: HTML that says so.
     """
+
+    note = (
+        f'<p class="note">The page holds at most {MOST_MIB} MiB of media, those of the last steps first; the '
+        "others are links to the folder of the run.</p>"
+    )
 
     def __init__(self, run: Path, values: Iterable[Any]) -> None:
         self._run = run
         self._chosen: set[Path] = set()
         self._drawn: set[Path] = set()
-        self.found = False  # whether there are any
         left = MOST_MIB * 2**20
         for file in media_files(list(values), run):
-            self.found = True
             if file.path not in self._chosen and file.path.is_file():
                 size = file.path.stat().st_size
                 if size <= left:

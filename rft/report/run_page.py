@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rft.batch.row_fields import EPISODE
+from rft.imports import import_part
 from rft.logger.history import (
     ELAPSED,
     STDERR,
@@ -22,10 +23,8 @@ from rft.logger.history import (
     write_atomically,
 )
 from rft.logger.log import Report
+from rft.logger.media import media_files
 from rft.report.chart import Curve, draw
-from rft.report.dialogue import dialogue
-from rft.report.dialogue import facts as episode_facts
-from rft.report.media import MOST_MIB, PageMedia
 from rft.report.page import LONGEST, cut, page
 from rft.report.scaling import scaling_fit
 
@@ -154,12 +153,10 @@ def _samples(run: Path) -> Iterator[str]:
         yield "<h2>Sampled texts</h2>"
     if any(EPISODE in row for _, rows in texts for row in rows):
         yield '<p class="note">A bar marks the turns that the policy wrote; they train, and the others do not.</p>'
-    media = PageMedia(run, [_spread(rows, ROWS_SHOWN) for _, rows in reversed(texts)])
-    if media.found:
-        yield (
-            f'<p class="note">The page holds at most {MOST_MIB} MiB of media, those of the last steps first; the '
-            "others are links to the folder of the run.</p>"
-        )
+    lines, media = [_spread(rows, ROWS_SHOWN) for _, rows in reversed(texts)], None
+    if next(media_files(lines, run), None) is not None:
+        media = import_part("rft.report.media", "PageMedia", "actor.processor")(run, lines)
+        yield media.note
     for index, (step, rows) in enumerate(texts):
         shown = "".join(_sample(row, low, high, media) for row in _spread(rows, ROWS_SHOWN))
         opened = " open" if index in (0, len(texts) - 1) else ""
@@ -169,7 +166,7 @@ def _samples(run: Path) -> Iterator[str]:
         yield (f'<details class="card"{opened}><summary>Step {step} <span>{count}</span></summary>{shown}</details>')
 
 
-def _sample(row: Mapping[str, Any], low: float, high: float, media: PageMedia) -> str:
+def _sample(row: Mapping[str, Any], low: float, high: float, media: Any) -> str:
     score = row.get("score")
     badge = ""
     if score is not None:
@@ -181,8 +178,9 @@ def _sample(row: Mapping[str, Any], low: float, high: float, media: PageMedia) -
     facts = {key: value for key, value in row.items() if key not in ("prompt", "response", "score", EPISODE)}
     question, answer = _text(row.get("prompt", ""), media), _text(row.get("response", ""), media)
     if (record := row.get(EPISODE)) is not None:
-        question, answer = dialogue(record)
-        facts |= episode_facts(record)
+        drawn = import_part("rft.report.dialogue", "draw_episode", "environment")
+        question, answer, numbers = drawn(record)
+        facts |= numbers
     line = " · ".join(f"{html.escape(key)} {html.escape(cut(_plain(value), 120))}" for key, value in facts.items())
     return (
         f'<div class="sample"><div class="question"><small>prompt</small>{question}</div>'
@@ -219,9 +217,9 @@ def _spread(things: Sequence[Any], most: int) -> list[Any]:
     return [things[round(i * (len(things) - 1) / (most - 1))] for i in range(most)]
 
 
-def _text(value: Any, media: PageMedia) -> str:
-    if media.has(value):
-        return media.messages(value)
+def _text(value: Any, media: Any) -> str:
+    if media is not None and media.has(value):
+        return str(media.messages(value))
     return f'<div class="text">{html.escape(cut(_plain(value), LONGEST))}</div>'
 
 

@@ -12,8 +12,7 @@ from rft.errors import FunctionError
 from rft.imports import import_part
 from rft.ranges import PositiveInt, Range, Seconds
 from rft.registry import take
-from rft.remote.call_pool import BreakerOptions
-from rft.remote.retry import Backoff
+from rft.remote.retry import Backoff, BreakerOptions
 from rft.reward.build import build_term
 from rft.reward.runners import InlineRunner, Outcomes, Runner
 from rft.reward.sandbox.options import WorkerOptions

@@ -1,16 +1,17 @@
 """Builds the objects of a run from the resolved config: cheap checks first, models last."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tensordict import TensorDict
 from torch import Tensor
 
 from rft.actor.base import ColumnModel, ModelContext, TrainableModel, trainable
 from rft.actor.optim.optimizer import Optimizer
-from rft.actor.reference import REF_LOGPROBS, PrecomputedReference
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.roles import POLICY, REFERENCE, ROLES
 from rft.batch.balance import Balance
@@ -28,7 +29,6 @@ from rft.imports import import_part
 from rft.logger.log import RunLog, SilentLog, Store
 from rft.logger.redact import public_config
 from rft.registry import Target
-from rft.remote.watchdog import Watchdog
 from rft.report.run_page import RUN_REPORT
 from rft.rollout.sampler import EngineSampler
 from rft.rollout.source.base import RolloutContext
@@ -36,9 +36,9 @@ from rft.setup.components import Components
 from rft.setup.loadable import RunParts
 from rft.setup.unread import notices, unread_keys
 from rft.train.checkpoint.checkpoints import Checkpoints
-from rft.train.diverged import NonFinitePolicy
+from rft.train.diverged import nonfinite_policy
 from rft.train.folder.resume import STEPS
-from rft.train.folder.run_folder import RunCommand, RunFolder, choose_folder, finish_folder
+from rft.train.folder.run_folder import REF_LOGPROBS, RunCommand, RunFolder, choose_folder, finish_folder
 from rft.train.folder.run_lock import RunLock
 from rft.train.memory import MakePlan, explain_out_of_memory, no_plan
 from rft.train.observation import Profiler
@@ -79,7 +79,8 @@ class Job(Components):
             make_plan: see `explain_out_of_memory`.
         """
         world = self.join()
-        with self.watchdog(world) as watchdog, RunLock() as lock:
+        watchdog = self.watchdog(world)
+        with watchdog, RunLock() as lock:
             loaded = self.prepare(world)
             command = self.run_command(suffix)
             chosen: RunFolder = world.decide(lambda: choose_folder(command, lock))
@@ -98,7 +99,12 @@ class Job(Components):
         return RunCommand(wanted, public_config(self.config), self.run.step_count(), unread)
 
     def train_in(
-        self, chosen: RunFolder, world: World, loaded: Datasets, make_plan: MakePlan, watchdog: Watchdog
+        self,
+        chosen: RunFolder,
+        world: World,
+        loaded: Datasets,
+        make_plan: MakePlan,
+        watchdog: AbstractContextManager[Any],
     ) -> dict[str, float]:
         """Loads the models and trains in a run folder; returns the last value of every metric."""
         run, folder, public = self.run, chosen.path, public_config(self.config)
@@ -313,7 +319,7 @@ class Job(Components):
             evaluator=evaluator if loaded.held_out and changes.evaluates else None,
             evaluates_at_start=run.eval.at_start,
             canary=canary,
-            nonfinite=NonFinitePolicy(run.faults, changes.faults or folder, world, log),
+            nonfinite=nonfinite_policy(run.faults)(run.faults, changes.faults or folder, world, log),
             stop=StopRequest(run.max_time, world.rank, raise_peer_failure, changes.last_step),
             unsaved=UnsavedMemory(self.without_state()),
             exact=self.exact(),
@@ -336,7 +342,10 @@ class Job(Components):
                 if role is REFERENCE and self.precompute:
                     load = (lambda: policy) if copied else partial(model, self.helpers[role.key])
                     file = folder / REF_LOGPROBS
-                    models[role.key] = PrecomputedReference(context.of(role.key), load, copied, file)
+                    reference = import_part(
+                        "rft.actor.reference", "PrecomputedReference", f"{role.key}.precompute=true"
+                    )
+                    models[role.key] = reference(context.of(role.key), load, copied, file)
                 else:
                     shared = policy.frozen_copy(role.key) if copied and role.loss is None else None
                     models[role.key] = shared or model(self.helpers[role.key])

@@ -1,7 +1,9 @@
 """The checked parts of a run before anything is loaded, and the methods that several modes use to build them."""
 
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,7 +29,6 @@ from rft.evaluation.base import EvaluationContext, Evaluator
 from rft.evaluation.generation import GenerationEvaluator, GenerationOptions
 from rft.imports import import_part
 from rft.redaction import redact
-from rft.remote.watchdog import Watchdog
 from rft.rollout.answerer import Answerer, SingleTurn, episode_answerer
 from rft.rollout.engine.base import Engine, EngineContext
 from rft.rollout.engine.texts import stop_tokens
@@ -80,9 +81,14 @@ class Components(Constraints):
         world: World = self.strategy.options.join()
         return world
 
-    def watchdog(self, world: World) -> Watchdog:
-        """What ends this rank if another one fails, dies or hangs."""
-        return Watchdog(world, self.run.faults.dead_after_s, self.run.faults.collective_timeout_s, redact)
+    def watchdog(self, world: World) -> AbstractContextManager[Any]:
+        """What ends this rank if another one of torchrun fails, dies or hangs; see `rft.remote.watchdog`."""
+        if "RANK" not in os.environ or world.size == 1:
+            return nullcontext()
+        made = import_part("rft.remote.watchdog", "Watchdog", f"torchrun with {world.size} ranks")
+        limits = self.run.faults.dead_after_s, self.run.faults.collective_timeout_s
+        watchdog: AbstractContextManager[Any] = made(world, *limits, redact)
+        return watchdog
 
     def place_reward(self, world: World) -> None:
         """Sets where the models of the reward compute. A collective with `reward.shard`.

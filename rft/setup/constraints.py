@@ -5,7 +5,7 @@ Each names the yaml key and the cure.
 
 from collections.abc import Iterator
 
-from rft.actor.init import CLASSIFIERS
+from rft.actor.init import SCORING
 from rft.actor.options import check_adapters
 from rft.algorithm.check import check_critic_warmup, check_flow, check_reference, check_roles
 from rft.algorithm.roles import REFERENCE, ROLES
@@ -73,7 +73,7 @@ class Constraints(Parts):
                     f"{key}.loss: {loss.name!r} trains the head {loss.facts.head!r}, but actor.head={actor.head}; "
                     "choose another loss, or another actor/head"
                 )
-        scores = actor.head in CLASSIFIERS
+        scores = actor.head in SCORING
         if engine.samples and scores:
             yield f"actor.head={actor.head}: a model with this head cannot generate text; choose rollout=none"
         if not engine.samples and not scores and facts.sampled != "never":

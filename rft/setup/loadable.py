@@ -6,10 +6,10 @@ from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from rft.actor.forward.backbone import ROUTER_BALANCE, check_routers
+from rft.actor.forward.backbone import ROUTER_BALANCE
 from rft.actor.forward.logits import vocabulary_size
-from rft.actor.init import CLASSIFIERS, CONFIG_ERRORS, knows_model, meta_model, read_config
-from rft.actor.options import check_parts
+from rft.actor.init import CONFIG_ERRORS, SCORING, knows_model, meta_model, read_config
+from rft.actor.options import PATTERNS
 from rft.algorithm.roles import REFERENCE, ROLES, Role
 from rft.data.rows.base import StreamedRows
 from rft.data.rows.lazy import Rows
@@ -42,15 +42,15 @@ def check_loadable(
         ValueError: names the key and the cure.
     """
     where = f"{key}.model_config" if path is None else f"{key}.path={path}"
-    if head not in CLASSIFIERS and not knows_model(config, media):
+    if head not in SCORING and not knows_model(config, media):
         raise ValueError(f"{where}: transformers has no causal language model of type {config.model_type}; {TEXT}")
     text = config.get_text_config()
     if "max_position_embeddings" not in {*text.to_dict(), *text.attribute_map}:
         raise ValueError(f"{where}: a {config.model_type} states no max_position_embeddings, its context; {TEXT}")
     _check_heads(config, where)
-    if head in CLASSIFIERS:
+    if head in SCORING:
         _check_reader(config, head, where, media)
-    model = _causal_model(config, where, media) if head not in CLASSIFIERS else None
+    model = _causal_model(config, where, media) if head not in SCORING else None
     if path is not None:
         import_part(*STORED, where)(path, model, config, head, where, reads_weights)
 
@@ -110,7 +110,8 @@ def _check_reader(config: PretrainedConfig, head: str, where: str, media: bool) 
     reads_more = config.get_text_config() is not config
     if media and not reads_more:
         raise ValueError(f"{where}: a {config.model_type} reads text alone; set actor/processor=none")
-    if reads_more and not media and type(config) not in CLASSIFIERS[head].types:
+    classifiers = import_part("rft.actor.scorers", "CLASSIFIERS", where)
+    if reads_more and not media and type(config) not in classifiers[head].types:
         raise ValueError(
             f"{where}: a {config.model_type} reads more than text; set actor/processor=pretrained, or {TEXT}"
         )
@@ -175,7 +176,8 @@ class RunParts(PolicyParts):
         job = self.job
         yield from self.check_config()
         if ROUTER_BALANCE in job.algorithm.policy.outputs:
-            yield lambda: check_routers(self.model_config)
+            check = import_part("rft.actor.forward.routers", "check_routers", f"algorithm.terms.{ROUTER_BALANCE}")
+            yield lambda: check(self.model_config)
         yield from (partial(self.check_helper, role) for role in ROLES)
         yield from (partial(self.check_model_parts, model) for model in (job.actor, *job.helpers.values()))
         yield lambda: job.source.options.check_tokens(job.check_context, self.encoder)
@@ -222,4 +224,5 @@ class RunParts(PolicyParts):
             optimizers["warmup.optimizer"] = self.job.run.warmup.optimizer
         factors = {key: each.lr_factors for key, each in optimizers.items() if each is not None and each.lr_factors}
         if options.frozen or factors or (options.liger and (options.path or options.model_config)):
+            check_parts = import_part(PATTERNS, "check_parts", f"frozen, lr_factors or liger of {model.key}")
             check_parts(self.read_model_config(model), options, factors, model.key)

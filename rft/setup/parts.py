@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from rft.actor.forward.backbone import ROUTER_BALANCE
-from rft.actor.init import CLASSIFIERS
+from rft.actor.init import SCORING
 from rft.actor.options import ActorOptions
 from rft.algorithm.algorithm import Algorithm
 from rft.algorithm.check import build_algorithm
@@ -220,7 +220,7 @@ class Parts(Checked):
                 optimizers |= {} if warmup is None else {"warmup": warmup.optimizer.name}
             facts[key] = ModelFacts(
                 head=options.head,
-                own_rows=options.head in CLASSIFIERS,
+                own_rows=options.head in SCORING,
                 lora=options.lora is not None,
                 optimizers=optimizers,
                 hooked=hooked,

@@ -14,8 +14,7 @@ from rft.data.options import Data
 from rft.errors import Unmade
 from rft.evaluation.options import Eval
 from rft.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Seed, Steps
-from rft.remote.http_limits import ScoringLimits
-from rft.remote.server_process import is_loopback
+from rft.remote.http_limits import ScoringLimits, is_loopback
 from rft.rollout.engine.base import Engine
 from rft.rollout.engine.sampling import Sampling
 from rft.train.checkpoint.options import CheckpointOptions

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import PretrainedConfig, PreTrainedModel
 
 from rft.actor.loading.tensor_names import inner_prefix
-from rft.actor.lora.stored import find_adapter
+from rft.actor.lora.base import find_adapter
 from rft.errors import listed
 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"

@@ -15,13 +15,15 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from rft.distributed import World, device_kind, missing_capability, start
 from rft.strategy.attention import CAPABILITY, Attention
+from rft.strategy.context import Context
 from rft.strategy.gather import WHOLE, GatherOptions
 from rft.strategy.gradients import LossScale
-from rft.strategy.parallel.context import Context
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 AUTO = "auto"
 HOST = " (CPU)"  # ends the names of terms of mode=plan that are in host memory
+# labels of `record_function`: mode=plan counts what is allocated under them as host memory
+OFFLOADED_ACTIVATIONS, OFFLOADED_OPTIMIZER = "offload activations", "offload optimizer"
 MakeOptimizer = Callable[[], tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]]
 
 

@@ -5,15 +5,16 @@ that is computed from the numbers at hand, and multiplies them on the tensor cor
 gradients and the optimizer stay as they are: float32 masters that FSDP gathers in bfloat16.
 """
 
-from collections.abc import Callable
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
 from rft.distributed import device_kind, missing_capability
+from rft.strategy.base import ModelFacts
 
-Fp8 = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]  # torchao's names of its recipes
 MULTIPLE = 16  # the kernels need matrices whose sizes are multiples of it
 CAPABILITY = (8, 9)  # of the first GPUs with float8 (Ada, then Hopper)
 ROUTERS = {"router", "gate"}  # what models of transformers call the layers that choose experts
@@ -31,7 +32,44 @@ def obstacle(device: str) -> str | None:
     return None if missing is None else f"float8 needs {missing}"
 
 
-def check_layers(backbone: nn.Module, recipe: Fp8, where: str) -> None:
+def fp8_errors(
+    recipe: str, device: str, dtype: str, tensor_parallel: int, models: Mapping[str, ModelFacts]
+) -> Iterator[str]:
+    """A message for every reason why the layers cannot compute in float8, with the key and the cure.
+
+    Args:
+        recipe, device, dtype, tensor_parallel: options of the strategy.
+        models: by their yaml keys.
+    """
+    key, undo = f"strategy.fp8={recipe}", "strategy.fp8=null"
+    if (reason := obstacle(device)) is not None:
+        yield f"{key}: {reason}; set {undo}"
+    if importlib.util.find_spec("torchao") is None:
+        yield f'{key} needs torchao: pip install "rft[fp8]", or set {undo}'
+    if dtype != "bfloat16":
+        yield (
+            f"{key}: the rest of the model computes in bfloat16 then, and strategy.dtype is {dtype}; set "
+            f"strategy=bf16 (strategy.dtype=bfloat16), or {undo}"
+        )
+    if tensor_parallel > 1:
+        yield (
+            f"{key}: the layers that strategy.tensor_parallel={tensor_parallel} splits have a forward of "
+            f"their own; set strategy.tensor_parallel=1, or {undo}"
+        )
+    for name, facts in models.items():
+        if facts.lora and facts.optimizers:
+            yield (
+                f"{key}: with {name}.lora the layers do not train, and float8 is for layers that do; set "
+                f"{name}.lora=null, or {undo}"
+            )
+        if facts.media and facts.optimizers:
+            yield (
+                f"{key}: the {name} takes media (actor.processor), and the towers that read them would compute in "
+                f"float8 too; set {undo}"
+            )
+
+
+def check_layers(backbone: nn.Module, recipe: str, where: str) -> None:
     """Checks that a model, if it trains, has layers that can compute in float8.
 
     Args:
@@ -61,7 +99,7 @@ def can_convert(module: nn.Module, name: str) -> bool:
     return fits and not ROUTERS & set(name.split("."))
 
 
-def use_fp8(block: nn.Module, recipe: Fp8) -> None:
+def use_fp8(block: nn.Module, recipe: str) -> None:
     """Replaces the linear layers of a block by torchao's, in place; parameters stay the same objects.
 
     `tensorwise` has one scale for each of the matrices, so results depend on the tokens of a micro-batch; `rowwise` one

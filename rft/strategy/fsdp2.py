@@ -13,21 +13,18 @@ from torch.profiler import record_function
 from transformers import PretrainedConfig, PreTrainedModel
 
 from rft.distributed import World
-from rft.strategy.base import DTYPES, HOST, MakeOptimizer, Strategy, TrainState
-from rft.strategy.blocks import recompute
+from rft.strategy.base import (
+    DTYPES,
+    HOST,
+    OFFLOADED_ACTIVATIONS,
+    OFFLOADED_OPTIMIZER,
+    MakeOptimizer,
+    Strategy,
+    TrainState,
+)
 from rft.strategy.compiled import compile_function
-from rft.strategy.fp8 import check_layers, use_fp8
 from rft.strategy.fsdp2_options import FSDP2Options, known_peak
 from rft.strategy.gather import WHOLE, GatherOptions, gather, has_sharded_rows
-from rft.strategy.gradients import clip_grad_norm
-from rft.strategy.offload.activations import LABEL as ACTIVATIONS
-from rft.strategy.offload.activations import ActivationOffload
-from rft.strategy.offload.optimizer import LABEL as OPTIMIZER
-from rft.strategy.offload.optimizer import OptimizerOffload
-from rft.strategy.parallel.context import Context
-from rft.strategy.parallel.experts import ExpertParallel, find_experts
-from rft.strategy.parallel.groups import check_groups, group_meshes
-from rft.strategy.parallel.tensor import TensorParallel, tp_plan
 
 
 class FSDP2(Strategy):
@@ -47,13 +44,18 @@ class FSDP2(Strategy):
     memory_labels: ClassVar[Mapping[str, str]] = {
         "FSDP::": "gathered",
         "full_tensor": "gathered",
-        OPTIMIZER: f"optimizer{HOST}",
-        ACTIVATIONS: f"activations{HOST}",
+        OFFLOADED_OPTIMIZER: f"optimizer{HOST}",
+        OFFLOADED_ACTIVATIONS: f"activations{HOST}",
     }
 
     def __init__(self, options: FSDP2Options, world: World) -> None:
-        check_groups(world.size, options.group_sizes(), options.compile)
-        context = Context(world, options.context_parallel) if options.context_parallel > 1 else None
+        sizes = options.group_sizes()
+        if chosen := [name for name, size in sizes.items() if size > 1]:
+            options.part(chosen[0], "parallel.groups", "check_groups")(world.size, sizes, options.compile)
+        context = None
+        if options.context_parallel > 1:
+            group = options.part("context_parallel", "parallel.context", "ContextParallel")
+            context = group(world, options.context_parallel)
         device_type = "cuda" if options.device == "cuda" else None
         super().__init__(options, world, context, options.attention, device_type, options.compile)
         self._policy = MixedPrecisionPolicy(
@@ -61,17 +63,18 @@ class FSDP2(Strategy):
             reduce_dtype=DTYPES[options.reduce_dtype],
         )
         self._mesh = self._block_mesh = world.mesh
-        self._experts: ExpertParallel | None = None
+        self._experts: Any = None  # the `ExpertParallel` of the run, if its experts are split
         if options.replicas > 1:
             shape = (options.replicas, world.size // options.replicas)
             self._mesh = world.new_mesh(shape, ("replicate", "shard"))
             self._block_mesh = self._mesh
         if options.tensor_parallel > 1:
-            self.context = TensorParallel(world, options.tensor_parallel, options.replicas)
-            self._block_mesh = self.context.data
-            self._experts = self.context.experts
+            tensor_parallel = options.part("tensor_parallel", "parallel.tensor", "TensorParallel")
+            self.context = group = tensor_parallel(world, options.tensor_parallel, options.replicas)
+            self._block_mesh, self._experts = group.data, group.experts
         elif options.expert_parallel > 1:
-            self._experts = ExpertParallel(*group_meshes(world, options.expert_parallel, options.replicas))
+            group_experts = options.part("expert_parallel", "parallel.experts", "group_experts")
+            self._experts = group_experts(world, options.expert_parallel, options.replicas)
 
     def peak_tflops(self) -> float | None:
         device = self.world.device
@@ -87,35 +90,34 @@ class FSDP2(Strategy):
     ) -> None:
         if self.context is not None:
             self.context.check_model(config, packing, key)
-        if isinstance(self.context, TensorParallel):
-            tp_plan(meta_model().base_model, self.context, key)
-        elif self._experts is not None:
+            self.context.check_layers(meta_model, key)
+        if self.options.expert_parallel > 1:
             self._experts.check_model(meta_model().base_model, key)
         if self.options.fp8 is not None:
-            check_layers(meta_model().base_model, self.options.fp8, key)
+            self.options.part("fp8", "fp8", "check_layers")(meta_model().base_model, self.options.fp8, key)
 
     def parallelize(self, backbone: PreTrainedModel, key: str) -> None:
-        if isinstance(self.context, TensorParallel):
-            shards = tp_plan(backbone, self.context, key)
-            self.context.apply_tensor_parallel(backbone, backbone.get_submodule("rotary_emb"), shards)
+        if self.context is not None:
+            self.context.split_layers(backbone, key)
         if self._experts is not None:
-            for experts in find_experts(backbone).values():
-                self._experts.split(experts)
+            self._experts.split_all(backbone)
 
     def shard(self, network: nn.Module, blocks: Iterable[nn.Module]) -> None:
         """Shards the blocks one by one, and all other weights with the root; see `Strategy.shard`."""
-        device = self.world.device
+        device, options = self.world.device, self.options
         trains = any(parameter.requires_grad for parameter in network.parameters())
         offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if self.offloads(trains) else OffloadPolicy()
         shard = partial(fully_shard, mp_policy=self._policy, offload_policy=offload)
-        activations = ActivationOffload(device) if self.options.activation_offload and trains else None
+        activations = None
+        if options.activation_offload and trains:
+            activations = options.part("activation_offload", "offload.activations", "ActivationOffload")(device)
         for block in blocks:
-            if self.options.fp8 is not None:
-                use_fp8(block, self.options.fp8)
+            if options.fp8 is not None:
+                options.part("fp8", "fp8", "use_fp8")(block, options.fp8)
             if self.compile:
                 block.forward = compile_function(block.forward)
-            if self.options.activation_checkpointing != "none":
-                recompute(block, self.options.activation_checkpointing)
+            if (kind := options.activation_checkpointing) != "none":
+                options.part("activation_checkpointing", "blocks", "recompute")(block, kind)
             if activations is not None:
                 activations.wrap(block)
             self._shard_experts(block, offload)
@@ -152,7 +154,8 @@ class FSDP2(Strategy):
     def begin_training(self, network: nn.Module, make: MakeOptimizer, max_grad_norm: float) -> TrainState:
         state = super().begin_training(network, make, max_grad_norm)
         if self.options.optimizer_offload:
-            OptimizerOffload(state.optimizer, self.world.device)
+            offload = self.options.part("optimizer_offload", "offload.optimizer", "OptimizerOffload")
+            offload(state.optimizer, self.world.device)
         return state
 
     def backward(self, network: nn.Module, loss: Tensor, last: bool) -> None:
@@ -169,7 +172,7 @@ class FSDP2(Strategy):
         network.set_requires_all_reduce(last or rounded)
         network.set_reshard_after_backward(last or self.options.reshard_after_forward)
         loss.backward()
-        if last and isinstance(self.context, TensorParallel):
+        if last and self.context is not None:
             self.context.sum_gradients(network.parameters())
 
     def reshard(self, network: nn.Module) -> None:
@@ -201,7 +204,8 @@ class FSDP2(Strategy):
 
     def clip_grad_norm(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
         if self._experts is not None:
-            return clip_grad_norm(parameters, max_norm, self.world)
+            over_meshes: Tensor = self._experts.clip_grad_norm(parameters, max_norm, self.world)
+            return over_meshes
         norm = nn.utils.clip_grad_norm_(list(parameters), max_norm)
         return (norm.full_tensor() if isinstance(norm, DTensor) else norm).to(self.world.device)
 

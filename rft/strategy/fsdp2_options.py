@@ -1,6 +1,5 @@
 """The options of `FSDP2`, and what they and the models of a run do not allow together."""
 
-import importlib.util
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -10,12 +9,12 @@ import torch
 
 from rft.distributed import World, device_kind
 from rft.errors import Checks
+from rft.imports import import_part
 from rft.ranges import PositiveFloat, PositiveInt
 from rft.strategy.attention import Attention, check_attention
 from rft.strategy.base import AUTO, DTYPES, ModelFacts, StrategyOptions, chosen_dtype
-from rft.strategy.fp8 import Fp8, obstacle
-from rft.strategy.parallel.groups import split_errors
 
+Fp8 = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]  # torchao's names of its recipes
 # Dense TFLOPS in bfloat16 and float16, of NVIDIA's data sheets; the first name that the device's name contains counts.
 PEAK_TFLOPS = {
     "A100": 312.0,
@@ -87,6 +86,18 @@ class FSDP2Options(StrategyOptions):
         """The numbers of groups and of their ranks, by their keys."""
         names = ("replicas", "context_parallel", "tensor_parallel", "expert_parallel")
         return {name: vars(self)[name] for name in names}
+
+    def part(self, option: str, module: str, name: str) -> Any:
+        """What the value of an option needs of a part, which a run imports that sets it.
+
+        Args:
+            module: of the part, in this package.
+            name: of the function or the class.
+
+        Raises:
+            ValueError: the part has been taken out.
+        """
+        return import_part(f"{__package__}.{module}", name, f"strategy.{option}={vars(self)[option]}")
 
     def device_name(self) -> str:
         return self.device
@@ -169,9 +180,12 @@ class FSDP2Options(StrategyOptions):
     def _model_errors(self, models: Mapping[str, ModelFacts]) -> Iterator[str]:
         """A message for every option that does not suit a model, with the key and the cure."""
         sizes = self.group_sizes()
-        yield from split_errors(sizes, models)
+        if split := [name for name in ("tensor_parallel", "expert_parallel") if sizes[name] > 1]:
+            yield from self.part(split[0], "parallel.groups", "split_errors")(sizes, models)
         yield from self._param_offload_errors(models)
-        yield from self._fp8_errors(models)
+        if self.fp8 is not None:
+            fp8_errors = self.part("fp8", "fp8", "fp8_errors")
+            yield from fp8_errors(self.fp8, self.device, self.dtype, self.tensor_parallel, models)
         fused = [key for key, facts in models.items() if facts.liger]  # other models inherit the actor's
         if fused and device_kind(self.device) == "cpu":
             yield (
@@ -217,37 +231,6 @@ class FSDP2Options(StrategyOptions):
                 yield (
                     f"{key}.lora.quantize: packed weights cannot be merged in host memory; set "
                     f"{key}.lora.quantize=null, or strategy.param_offload=none"
-                )
-
-    def _fp8_errors(self, models: Mapping[str, ModelFacts]) -> Iterator[str]:
-        """A message for every reason why the layers cannot compute in float8, with the key and the cure."""
-        if self.fp8 is None:
-            return
-        key, undo = f"strategy.fp8={self.fp8}", "strategy.fp8=null"
-        if (reason := obstacle(self.device)) is not None:
-            yield f"{key}: {reason}; set {undo}"
-        if importlib.util.find_spec("torchao") is None:
-            yield f'{key} needs torchao: pip install "rft[fp8]", or set {undo}'
-        if self.dtype != "bfloat16":
-            yield (
-                f"{key}: the rest of the model computes in bfloat16 then, and strategy.dtype is {self.dtype}; set "
-                f"strategy=bf16 (strategy.dtype=bfloat16), or {undo}"
-            )
-        if self.tensor_parallel > 1:
-            yield (
-                f"{key}: the layers that strategy.tensor_parallel={self.tensor_parallel} splits have a forward of "
-                f"their own; set strategy.tensor_parallel=1, or {undo}"
-            )
-        for name, facts in models.items():
-            if facts.lora and facts.optimizers:
-                yield (
-                    f"{key}: with {name}.lora the layers do not train, and float8 is for layers that do; set "
-                    f"{name}.lora=null, or {undo}"
-                )
-            if facts.media and facts.optimizers:
-                yield (
-                    f"{key}: the {name} takes media (actor.processor), and the towers that read them would compute in "
-                    f"float8 too; set {undo}"
                 )
 
 

@@ -1,16 +1,9 @@
-"""The gradients of an update: the factor of a loss whose gradient is computed in float16, and the norm of a gradient
-whose tensors are spread over the ranks in different ways.
-"""
+"""The factor of a loss whose gradient is computed in float16."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-
-from rft.distributed import World
-from rft.strategy.gather import shard_count
+from torch import nn
 
 GROWTH_INTERVAL = 2000
 
@@ -50,24 +43,3 @@ class LossScale:
             return False
         self.factor, self.calm = self.factor / 2.0, 0
         return True
-
-
-@torch.no_grad()
-def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float, world: World) -> Tensor:
-    """Clips the global gradient norm and returns what it was; see `Strategy.clip_grad_norm`.
-
-    `torch.nn.utils.clip_grad_norm_` needs all tensors on one mesh. Here what several ranks hold counts once.
-    """
-    gradients = [parameter.grad for parameter in parameters if isinstance(parameter.grad, DTensor)]
-    by_copies: dict[int, list[Tensor]] = {}
-    for gradient in gradients:
-        by_copies.setdefault(world.size // shard_count(gradient), []).append(gradient.to_local())
-    squares = [nn.utils.get_total_norm(local).square() / count for count, local in by_copies.items()]
-    square = torch.stack([each.to(world.device) for each in squares]).sum()
-    torch.distributed.all_reduce(square)
-    norm = square.sqrt()
-    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for gradient in gradients:
-        local = gradient.to_local()
-        local.mul_(factor.to(local.device))
-    return norm

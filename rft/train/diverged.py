@@ -1,11 +1,11 @@
 """What the trainer does with a loss, a gradient or a weight that is not finite."""
 
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 import torch
 from safetensors.torch import save_file
@@ -13,12 +13,12 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.actor.base import NonFiniteError
-from rft.algorithm.roles import POLICY
 from rft.batch.columns import fields
 from rft.batch.media import media_entries
 from rft.conditions import ReadIf
 from rft.distributed import World
 from rft.errors import surviving
+from rft.imports import import_part
 from rft.logger.log import RunLog
 from rft.metrics import Metrics
 from rft.ranges import NonNegativeInt, PositiveInt, Seconds
@@ -46,7 +46,7 @@ class FaultOptions:
 
 
 class NonFinitePolicy:
-    """Stops the run at an update that is not finite, skips the update, or takes it again without some of its rows.
+    """Stops the run at an update that is not finite. `SkipNonFinite` skips it, or takes it again without some rows.
 
     The model has dropped such an update on all ranks: weights, optimizer and schedule are as they were.
 
@@ -63,9 +63,7 @@ class NonFinitePolicy:
         self._world = world
         self._log = log
         self._in_a_row: dict[str, int] = {}  # skipped updates by the key of the model
-        self._skipped: Counter[str] = Counter()  # of this step, by the key of the model
-        self._not_finite: Counter[str] = Counter()  # the same with those that were taken again
-        self._dropped: defaultdict[str, Counter[int]] = defaultdict(Counter)  # of this step: updates without each unit
+        self._not_finite: Counter[str] = Counter()  # updates of this step, by the key of the model
 
     def state_dict(self) -> dict[str, int]:
         """The skipped updates in a row of each model."""
@@ -87,16 +85,9 @@ class NonFinitePolicy:
         problem = self._try(metrics, update, [])
         if problem is not None:
             self._not_finite[key] += 1
-            units = self._units_to_drop(problem)
-            if units and self._try(metrics, update, units) is None:
-                self._drop(step, problem, units, metrics)
-                problem = None
-        if problem is None:
-            self._in_a_row[key] = 0
-            return
-        self._in_a_row[key] = self._in_a_row.get(key, 0) + 1
-        self._skipped[key] += 1
-        self._skip(step, problem)
+            self._in_a_row[key] = self._in_a_row.get(key, 0) + 1
+            self._stop(step, problem, "")
+        self._in_a_row[key] = 0
 
     def _try(self, metrics: Metrics, update: Callable[[list[int]], None], dropped: list[int]) -> NonFiniteError | None:
         """Takes an update without some units; returns the error of one that is not finite."""
@@ -107,83 +98,27 @@ class NonFinitePolicy:
             return problem
         return None
 
-    def _units_to_drop(self, problem: NonFiniteError) -> list[int]:
-        """The units of all ranks with a row that is not finite; empty where none is known, or none would be left.
-
-        A column that is not finite in all units does not show which row is the cause: the number of one row has spread
-        to all of them, for example in a mean over the batch.
-        """
-        if self._options.nonfinite != "drop_rows":
-            return []
-        units: Tensor = problem.batch["unit"]
-        local = {name: units[rows].tolist() for name, rows in problem.suspects.items()}
-        by_column, present = defaultdict[str, set[int]](set), set[int]()
-        for suspects, held in self._world.gather((local, units.tolist())):
-            present |= set(held)
-            for name, found in suspects.items():
-                by_column[name] |= set(found)
-        chosen = set[int]().union(*(found for found in by_column.values() if found != present))
-        return [] if chosen == present else sorted(chosen)
-
-    def _drop(self, step: int, problem: NonFiniteError, units: list[int], metrics: Metrics) -> None:
-        """Counts, and maybe saves, the rows without which an update was taken."""
-        key, batch = problem.actor, problem.batch
-        self._dropped[key].update(units)
-        rows = torch.isin(batch["unit"], torch.tensor(units, dtype=torch.int64))
-        metrics.count(_name(key, "dropped_rows"), int(rows.sum()))
-        metrics.count(_name(key, "dropped_tokens"), int(batch["loss_mask"][rows].sum()))
-        done = f"{int(rows.sum())} rows of rank {self._world.rank} are dropped from an update of the {key}"
-        self._save_some(step, problem, done)
-
-    def _skip(self, step: int, problem: NonFiniteError) -> None:
-        """Stops the run, or saves the rows of a skipped update if they are among the first.
-
-        Raises:
-            ValueError: the update stops the run.
-        """
-        stops, rank = self._options.nonfinite == "stop", self._world.rank
-        if stops or self._in_a_row[problem.actor] > self._options.max_skipped:
-            skipped = f"; faults.max_skipped={self._options.max_skipped} updates before it are skipped"
-            path, key = self._save(step, problem), problem.actor
-            raise ValueError(
-                f"step {step}: the loss or the gradient of the {key} is not finite{'' if stops else skipped}. "
-                f"Not finite on rank {rank}: {_spell(problem)}. "
-                f"The rows are saved in {path}; the weights are as they were before the update. Look at the rows, "
-                f"lower {key}.optimizer.lr or {key}.optimizer.max_grad_norm, or set faults.nonfinite=skip or "
-                "drop_rows, and start again: the run resumes from its last checkpoint"
-            ) from problem
-        self._save_some(step, problem, f"an update of the {problem.actor} is skipped")
-
-    def _save_some(self, step: int, problem: NonFiniteError, done: str) -> None:
-        """Saves this rank's rows of an update, with a warning, if `saved_updates` is not reached.
+    def _stop(self, step: int, problem: NonFiniteError, before: str) -> NoReturn:
+        """Saves the rows of an update and raises the error that stops the run.
 
         Args:
-            done: what has become of the update.
+            before: what the message adds about the updates before it.
         """
-        rank = self._world.rank
-        if len(list(self._folder.glob(f"*_rank_{rank}.safetensors"))) < self._options.saved_updates:
-            path = self._save(step, problem)
-            self._log.warning(
-                f"step {step}: {done}, because its loss or gradient is not finite. "
-                f"Not finite on rank {rank}: {_spell(problem)}. The rows are saved in {path}"
-            )
+        path, key = self._save(step, problem), problem.actor
+        raise ValueError(
+            f"step {step}: the loss or the gradient of the {key} is not finite{before}. "
+            f"Not finite on rank {self._world.rank}: {spell_columns(problem)}. "
+            f"The rows are saved in {path}; the weights are as they were before the update. Look at the rows, "
+            f"lower {key}.optimizer.lr or {key}.optimizer.max_grad_norm, or set faults.nonfinite=skip or "
+            "drop_rows, and start again: the run resumes from its last checkpoint"
+        ) from problem
 
     def dropped_units(self, key: str, times: int) -> list[int]:
         """The units that so many updates of a model have dropped in this step, sorted; forgets those of all models."""
-        found = sorted(unit for unit, number in self._dropped[key].items() if number >= times)
-        self._dropped.clear()
-        return found
+        return []
 
     def record(self, metrics: Metrics) -> None:
         """Adds the skipped updates of a step, those in a row at its end, and the dropped rows and tokens."""
-        if self._options.nonfinite != "stop":
-            for key, number in self._in_a_row.items():  # the same on every rank
-                metrics.largest(_name(key, "skipped_updates"), self._skipped[key])
-                metrics.largest(_name(key, "skipped_in_a_row"), number)
-                if self._options.nonfinite == "drop_rows":
-                    metrics.count(_name(key, "dropped_rows"), 0)
-                    metrics.count(_name(key, "dropped_tokens"), 0)
-        self._skipped.clear()
         self._not_finite.clear()
 
     def _save(self, step: int, problem: NonFiniteError) -> Path:
@@ -192,6 +127,16 @@ class NonFinitePolicy:
         with surviving(f"saving the rows in {path}", self._log.warning):
             save_rows(path, problem)
         return path
+
+
+def nonfinite_policy(options: FaultOptions) -> type[NonFinitePolicy]:
+    """The class of the policy that `faults.nonfinite` names."""
+    if options.nonfinite == "stop":
+        return NonFinitePolicy
+    kind: type[NonFinitePolicy] = import_part(
+        "rft.train.skipped", "SkipNonFinite", f"faults.nonfinite={options.nonfinite}"
+    )
+    return kind
 
 
 def save_rows(path: Path, problem: NonFiniteError) -> None:
@@ -235,10 +180,7 @@ def nonfinite_weight(step: int, key: str, name: str, last: Path | None) -> Value
     )
 
 
-def _spell(problem: NonFiniteError) -> str:
+def spell_columns(problem: NonFiniteError) -> str:
+    """The columns that are not finite, and their first rows."""
     found = "; ".join(f"column {name!r} in rows {rows[:SHOWN]}" for name, rows in problem.suspects.items())
     return found or "none of its columns (the backward pass itself overflowed, or another rank)"
-
-
-def _name(key: str, name: str) -> str:
-    return f"faults/{name}" if key == POLICY else f"{key}/faults/{name}"

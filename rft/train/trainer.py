@@ -20,6 +20,7 @@ from rft.batch.scores import count_unscored, is_scored
 from rft.data.fingerprint import warn_of_changed_rows
 from rft.errors import at_step
 from rft.evaluation.base import measured, updated
+from rft.imports import import_part
 from rft.logger.history import CANARY
 from rft.metrics import Metrics, add_tflops, peak_gib
 from rft.rollout.engine.texts import describe_tokens
@@ -29,7 +30,6 @@ from rft.train.diverged import nonfinite_weight
 from rft.train.health import GAP, gap_warning, unscored_problem
 from rft.train.ledger import Ledger
 from rft.train.observation import sampled_texts
-from rft.train.precompute import precompute_columns
 from rft.train.records import Output, Trained, Watch
 from rft.train.stage import Phase, Stage
 
@@ -144,7 +144,8 @@ class Trainer:
     def precompute(self, stage: Stage, done: int | None) -> None:
         """Computes the columns of models that are frozen and precomputed; see `precompute_columns`."""
         self.phase = Phase.COLUMNS
-        for model in self.models.values():
+        for model in (model for model in self.models.values() if model.precomputed):
+            precompute_columns = import_part("rft.train.precompute", "precompute_columns", f"{model.key}.precompute")
             held_out = self.watch.evaluator.batches() if self.watch.evaluator is not None else ()
             precompute_columns(model, stage, done, held_out, self.step_context, self.log.message)
 

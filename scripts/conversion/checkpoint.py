@@ -20,11 +20,11 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from rft.actor.init import load_with_head, read_config
 from rft.actor.loading.deferred_init import Drawing
 from rft.actor.loading.export import add_to_config, exported
-from rft.actor.loading.gguf import with_folders
+from rft.actor.loading.paths import with_folders
 from rft.actor.loading.stored import StoredWeights, find_files, open_tensors
 from rft.actor.loading.tensor_names import outer_prefix
-from rft.actor.lora.adapters import Adapters, Lora
-from rft.actor.lora.stored import find_adapter, model_path
+from rft.actor.lora.adapters import PeftAdapters, add, check
+from rft.actor.lora.base import Lora, find_adapter, model_path
 from rft.actor.model import add_end_tokens, empty_like, loaded_dtype, write_export
 from rft.actor.options import ActorOptions
 from rft.algorithm.roles import POLICY
@@ -92,7 +92,7 @@ class SavedPolicy:
         """
         path, lora = self.options.path, self.options.lora
         if lora is not None:
-            lora.check(POLICY, path, trains=True)
+            check(lora, POLICY, path, trains=True)
             path = None if path is None else model_path(path)
         config = read_config(path, self.options.model_config, len(self.tokenizer), POLICY)
         continued = None if self.options.path is None else find_adapter(self.options.path)
@@ -118,17 +118,17 @@ class SavedPolicy:
         backbone: PreTrainedModel = model.base_model
         return backbone if head == "value" else model
 
-    def _adapters(self, lora: Lora, model: PreTrainedModel, path: str | None) -> Adapters:
+    def _adapters(self, lora: Lora, model: PreTrainedModel, path: str | None) -> PeftAdapters:
         """The adapters of the checkpoint, in a copy of the model without weights."""
         outline = empty_like(model, CPU).to("meta")
-        adapters = lora.add(outline, path, POLICY, self.seed, self.dtype, CPU)
+        adapters = add(lora, outline, path, POLICY, self.seed, self.dtype, CPU)
         saved = self._load(name for name, _ in adapters.tensors())
         for name, tensor in adapters.tensors():
             tensor.copy_(saved[name])
         return adapters
 
     def _weights(
-        self, model: PreTrainedModel, path: str | None, drawing: Drawing, adapters: Adapters | None
+        self, model: PreTrainedModel, path: str | None, drawing: Drawing, adapters: PeftAdapters | None
     ) -> Iterator[tuple[str, Tensor]]:
         """The tensors of `exported`, in its order."""
         own = model.state_dict(keep_vars=True)
@@ -154,7 +154,7 @@ class SavedPolicy:
         loaded: dict[str, Tensor] = join(nodes, tensors)
         return loaded
 
-    def _computed(self, adapters: Adapters, name: str, weight: Tensor) -> Tensor:
+    def _computed(self, adapters: PeftAdapters, name: str, weight: Tensor) -> Tensor:
         """A weight beside the adapters with the numbers that the run computes with."""
         layer, _, part = name.rpartition(".")
         if part == "weight" and layer in adapters.packed:

@@ -34,7 +34,7 @@ def attention(name: str, setting: Setting) -> Found:
     import torch
 
     from rft.actor.packing.kernels.base import AttentionRule
-    from rft.actor.packing.kernels.choose import KERNELS
+    from rft.actor.packing.kernels.choose import make_kernel
     from rft.actor.packing.layout import PackedSegment
 
     device, dtype = ("cpu", torch.float32) if setting.cpu else ("cuda", torch.bfloat16)
@@ -52,7 +52,7 @@ def attention(name: str, setting: Setting) -> Found:
         return [out.detach(), *torch.autograd.grad((out * slopes).sum(), leaves)]
 
     torch.manual_seed(0)
-    kernel, plain = KERNELS[name](), KERNELS["sdpa"]()
+    kernel, plain = make_kernel(name), make_kernel("sdpa")
     segments = (PackedSegment(2, 3), PackedSegment(1, most // 2), PackedSegment(2, most - 7, prefix=1))
     given = drawn(sum(segment.rows * segment.length for segment in segments))
     pairs = zip(results(kernel, segments, given), results(plain, segments, [t.double() for t in given]), strict=True)

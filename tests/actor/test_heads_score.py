@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rft.actor.heads import ScoreNetwork, StepNetwork, check_scorer
 from rft.actor.init import load_with_head
+from rft.actor.scorers import ScoreNetwork, StepNetwork, check_scorer
 from tests.actor.test_heads import F64, LENGTHS, MODELS, tokens_and_selection
 from tests.helpers import SIZES
 

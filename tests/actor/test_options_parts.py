@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rft.actor.init import load_model, read_config
-from rft.actor.options import check_parts, freeze, lr_factors
+from rft.actor.patterns import check_parts, freeze, lr_factors
 from rft.distributed import start
 from rft.setup.assembly import Job
 from tests.actor.lora.lora_on_ranks import lora_options

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-# What a yaml chooses, by `_target_` or by name, and can be taken out: the rest imports, composes and trains without it.
+# What a yaml chooses, by `_target_`, by name or by an option, and can be taken out: the rest imports, composes and
+# trains without it.
 # A part has its files and those that are built on it, so a file may be of several parts; a folder has all below it.
 PARTS = {
     "vLLM and servers": (
@@ -12,11 +13,42 @@ PARTS = {
         "rft/rollout/server",
         "rft/remote/load_balancer.py",
         "rft/remote/json_values.py",
+        "rft/remote/process_supervisor.py",
+        "rft/remote/server_process.py",
         "rft/modes/serve",
     ),
     "runs that sample nothing": ("rft/rollout/engine/none.py",),
     "CUDA graphs": ("rft/rollout/engine/decoding/cuda_graphs.py",),
-    "environments": ("rft/rollout/environment",),
+    "HTTP": ("rft/remote/http_client.py", "rft/remote/http_server.py"),
+    "split models": ("rft/strategy/parallel", "rft/actor/packing/sequence_shard.py"),
+    "kernels of attention": (
+        "rft/actor/packing/kernels/device_test.py",
+        "rft/actor/packing/kernels/flex.py",
+        "rft/actor/packing/kernels/rows.py",
+    ),
+    "optimizers beside AdamW": ("rft/actor/optim/adamw_8bit.py", "rft/actor/optim/muon.py"),
+    "average of the weights": ("rft/actor/optim/ema.py",),
+    "Liger": ("rft/actor/forward/liger.py",),
+    "linear attention": ("rft/actor/packing/recurrent.py",),
+    "patterns of parameters": ("rft/actor/patterns.py",),
+    "models with media": ("rft/actor/forward/media.py", "rft/report/media.py"),
+    "models that score": ("rft/actor/scorers.py",),
+    "balance of experts": ("rft/actor/forward/routers.py",),
+    "updates that are skipped": ("rft/train/skipped.py",),
+    "several ranks": ("rft/remote/watchdog.py",),
+    "LoRA": (
+        "rft/actor/lora/adapters.py",
+        "rft/actor/lora/nf4.py",
+        "rft/actor/lora/reference.py",
+        "rft/actor/lora/stored.py",
+    ),
+    "precomputed reference": ("rft/actor/reference.py", "rft/train/precompute.py"),
+    "GGUF": ("rft/actor/loading/gguf.py", "rft/actor/loading/gguf_facts.py"),
+    "offloads": ("rft/strategy/offload",),
+    "float8": ("rft/strategy/fp8.py",),
+    "activation checkpointing": ("rft/strategy/blocks.py",),
+    "environments": ("rft/rollout/environment", "rft/report/dialogue.py"),
+    "comparison of runs": ("rft/report/comparison.py", "rft/report/seeds.py"),
     "adapters of environments": ("rft/rollout/environment/adapters",),
     "builtin environments": ("rft/rollout/environment/builtin",),
     "gateway": ("rft/rollout/environment/gateway",),
@@ -53,7 +85,12 @@ PARTS = {
     "event loop": ("rft/remote/event_loop.py",),
     "sandbox": ("rft/reward/sandbox",),
     "reward models": ("rft/reward/models", "rft/reward/services/judge_server.py"),
-    "reward services": ("rft/reward/services", "rft/reward/serving", "rft/modes/serve"),
+    "reward services": (
+        "rft/reward/services",
+        "rft/reward/serving",
+        "rft/remote/call_pool.py",
+        "rft/modes/serve",
+    ),
     "marks of tool calls": ("rft/rollout/kept_marks.py",),
     "forced stop": ("rft/rollout/interruption.py",),
     "dynamic sampling": ("rft/rollout/source/dynamic_sampling.py",),
@@ -99,6 +136,7 @@ PARTS = {
         "rft/logger/trackio.py",
         "rft/logger/wandb.py",
     ),
+    "models of modes": ("rft/modes/model.py",),
     "mode=chat": ("rft/modes/chat.py",),
     "mode=doctor": ("rft/modes/doctor",),
     "mode=evaluate": ("rft/modes/evaluate.py", "rft/evaluation/given.py", "rft/evaluation/responses.py"),
@@ -111,6 +149,7 @@ PARTS = {
 }
 # The parts that a part imports: where one of these is taken out, it is taken out, too.
 NEEDS: dict[str, tuple[str, ...]] = {
+    "LoRA": ("average of the weights",),
     "builtin environments": ("rows of files",),
     "canary tasks": ("images, sounds and video", "rows of files"),
     "chat templates": ("strict JSON",),
@@ -122,19 +161,35 @@ NEEDS: dict[str, tuple[str, ...]] = {
         "tool calls",
         "worker processes",
     ),
-    "mode=evaluate": ("images, sounds and video", "rows of files", "several answers to held-out prompts"),
-    "mode=generate": ("images, sounds and video", "rows of files"),
-    "reward models": ("images, sounds and video", "rows of judges", "rules"),
-    "reward services": ("reward functions of a file", "reward terms that wait", "strict JSON"),
+    "gateway": ("HTTP",),
+    "mode=chat": ("models of modes",),
+    "mode=evaluate": (
+        "images, sounds and video",
+        "models of modes",
+        "rows of files",
+        "several answers to held-out prompts",
+    ),
+    "mode=generate": ("images, sounds and video", "models of modes", "rows of files"),
+    "mode=plan": ("precomputed reference",),
+    "mode=serve": ("HTTP", "models of modes"),
+    "mode=verify": ("models of modes",),
+    "reward models": (
+        "images, sounds and video",
+        "models that score",
+        "models with media",
+        "rows of judges",
+        "rules",
+    ),
+    "reward services": ("HTTP", "reward functions of a file", "reward terms that wait", "strict JSON"),
     "reward terms that wait": ("event loop",),
     "rows of files": ("images, sounds and video", "strict JSON"),
     "rows of judges": ("preferences",),
     "rows of packages": ("rows of files", "worker processes"),
     "rows of scored answers": ("rows of files",),
     "rules": ("strict JSON",),
-    "sandbox": ("reward functions of a file", "worker processes", "worker processes of rewards"),
+    "sandbox": ("HTTP", "reward functions of a file", "worker processes", "worker processes of rewards"),
     "tool calls": ("strict JSON",),
-    "vLLM and servers": ("event loop", "images, sounds and video"),
+    "vLLM and servers": ("HTTP", "event loop", "images, sounds and video"),
     "worker processes of rewards": ("reward terms that wait", "worker processes"),
 }
 # In the folder of a part, and of none: what the default run chooses, and options that every config has.

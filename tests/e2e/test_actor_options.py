@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rft.actor.reference import AdapterReference
+from rft.actor.lora.reference import AdapterReference
 from rft.setup.assembly import Job
 from rft.train.trainer import Trainer
 from tests.actor.lora.adapters import same, weights

@@ -6,8 +6,8 @@ from tensordict import TensorDict
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rft.actor.forward.backbone import MediaInputs, row_positions
 from rft.actor.forward.logits import forbidden_tokens
+from rft.actor.forward.media import MediaInputs, row_positions
 from rft.actor.heads import LanguageNetwork
 from rft.actor.packing.layout import PackedLayout
 from rft.actor.packing.micro_batches import forward_order

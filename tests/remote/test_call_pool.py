@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from rft.remote.call_pool import BreakerOptions, CallPool, CircuitBreaker, CircuitOpen
+from rft.remote.call_pool import CallPool, CircuitBreaker, CircuitOpen
 from rft.remote.http_client import RequestFailed, ServerClient
+from rft.remote.retry import BreakerOptions
 from tests.reward.services.scripted_server import ScriptedServer
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rft.report.sweep import SweepRun, comparison_table, labels, write_comparison
+from rft.report.comparison import SweepRun, comparison_table, labels, write_comparison
 
 JOB = """
 from pathlib import Path

@@ -12,7 +12,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from rft.actor.base import NonFiniteError
 from rft.distributed import start
-from rft.strategy.gradients import LossScale, clip_grad_norm
+from rft.strategy.gradients import LossScale
+from rft.strategy.parallel.groups import clip_grad_norm
 from tests.helpers import (
     LENGTHS,
     MODEL,

@@ -16,7 +16,7 @@ from rft.logger.log import SilentLog
 from rft.metrics import Metrics
 from rft.setup.assembly import Job
 from rft.train import trainer as trainer_module
-from rft.train.diverged import FaultOptions, NonFinitePolicy, nonfinite_weight, save_rows
+from rft.train.diverged import FaultOptions, nonfinite_policy, nonfinite_weight, save_rows
 from rft.train.trainer import Trainer
 from tests.helpers import Interrupted, identical, interrupt, numbers
 from tests.train import skips_on_ranks
@@ -42,7 +42,8 @@ def make_policy(run, rank=0, **changes):
         "collective_timeout_s": 1.0,
     }
     world = changes.pop("world", SimpleNamespace(rank=rank, gather=lambda part: [part]))
-    return NonFinitePolicy(FaultOptions(**plain | changes), run, world, Warnings())
+    options = FaultOptions(**plain | changes)
+    return nonfinite_policy(options)(options, run, world, Warnings())
 
 
 def make_problem(key="actor", suspects=None, units=(5, 6)):

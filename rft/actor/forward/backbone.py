@@ -1,105 +1,22 @@
-"""The forward of a backbone over rows, padded or packed: what it reads of the media of the rows beside their tokens,
-and how evenly the tokens of a row go to the experts of a mixture.
-"""
+"""The forward of a backbone over rows, padded or packed."""
 
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from rft.actor.init import meta_model
-from rft.actor.packing.layout import PackedLayout, PackedSegment
-from rft.batch.device import to_device
-from rft.batch.encoded import EncodedText, MediaFacts
+from rft.actor.packing.layout import PackedLayout
 from rft.batch.media import media_entries
+from rft.imports import import_part
 
 
-@dataclass(frozen=True)
-class MediaInputs:
-    """The media of a forward.
-
-    Attributes:
-        tensors: of the rows that have media, concatenated in the order in which the forward has the rows.
-        facts: of the model's processor.
-        with_probe: the forward computes the probe of `facts` behind its rows, whose states nothing reads. FSDP gathers
-            the weights of a tower only if every rank runs it, and other ranks have other media in this micro-batch.
-        positions: see `row_positions`, on the device.
-    """
-
-    tensors: Mapping[str, Tensor]
-    facts: MediaFacts
-    with_probe: bool = False
-    positions: Tensor | None = None
-
-    def all_tensors(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-        """The tensors with those of the probe, floating-point ones in the dtype of the model."""
-        probe = self.facts.probe.media if self.with_probe else None
-        tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
-        for name, tensor in (probe or {}).items():
-            tensors[name] = torch.cat([tensors[name], tensor.to(device)]) if name in tensors else tensor.to(device)
-        tensors = {name: tensor[None] if name in self.facts.stacked else tensor for name, tensor in tensors.items()}
-        return {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
-
-
-def probe_columns(probe: EncodedText, names: Iterable[str], device: torch.device) -> dict[str, Tensor]:
-    """The probe as columns (1, P) of the tokens of a batch.
-
-    Args:
-        names: columns of the batch.
-    """
-    ids = torch.tensor([probe], device=device)
-    columns = {name: torch.tensor([probe.column(name)], device=device) for name in names}
-    return columns | {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-
-
-def own_positions(
-    backbone: nn.Module, columns: Mapping[str, Tensor], media: Mapping[str, Tensor], mask: Tensor | None = None
-) -> tuple[Tensor, Tensor] | None:
-    """The positions of a model that counts them in several dimensions (M-RoPE, 2409.12191), by its own method.
-
-    Args:
-        columns: of tokens (B, T).
-        media: of all rows, in their order.
-        mask: (B, T), False for padding; None where padding is on the right.
-
-    Returns:
-        Positions (n, B, T), and (B, 1), what is added to the number of a token behind the row; None for a model, or for
-        rows without media, whose positions are the numbers of the tokens.
-    """
-    if not media or "get_rope_index" not in dir(type(backbone)):
-        return None
-    given, module = {**columns, **media, "attention_mask": mask}, cast(Any, backbone)
-    if module.get_output_embeddings() is not None:  # a module with its head: the method wants numbers of `generate`
-        ids = columns["input_ids"]
-        given["attention_mask"] = torch.ones_like(ids) if mask is None else mask
-        positions = module._prepare_position_ids_for_generation(ids, given)[1:]  # without those of text alone
-        return positions, module.rope_deltas
-    names = inspect.signature(module.get_rope_index).parameters
-    positions, deltas = module.get_rope_index(**{name: value for name, value in given.items() if name in names})
-    return positions, deltas
-
-
-def row_positions(
-    backbone: nn.Module, tokens: TensorDict, media: Mapping[str, Tensor], rows: list[int]
-) -> Tensor | None:
-    """The positions (n, B, T) of `own_positions` for rows padded on the right; None as there.
-
-    A model reads every row and every medium to count them, so the tensors have to be in host memory.
-
-    Args:
-        tokens: columns (B, T) that the model takes.
-        media: of all rows, in the order of `rows`.
-        rows: the B numbers of all rows.
-    """
-    columns = {name: column[rows] for name, column in tokens.items() if name != "attention_mask"}
-    counted = own_positions(backbone, columns, media)
-    return None if counted is None else counted[0][:, torch.tensor(rows).argsort()]
+def media_part(name: str) -> Any:
+    """A function or a class of `rft.actor.forward.media`, for a model that takes media."""
+    return import_part("rft.actor.forward.media", name, "actor.processor")
 
 
 def media_elements(batch: TensorDict) -> Tensor:
@@ -115,88 +32,11 @@ def language_part(model: PreTrainedModel) -> nn.Module:
     return model.base_model if part is None or part is model else part
 
 
-ROUTER_BALANCE = "router_balance"  # the output of a language model that its routers record
-
-
-@dataclass
-class RouterRecorder:
-    """The outputs of the routers of a model in a forward.
-
-    Attributes:
-        logits: of every router, (N, experts): one of each token of the forward.
-        chosen: of every router, (N, k): the experts that a token went to.
-    """
-
-    logits: list[Tensor] = field(default_factory=list)
-    chosen: list[Tensor] = field(default_factory=list)
-
-    def balance(self, choose: Callable[[Tensor], Tensor], row: Tensor, count: int) -> Tensor:
-        """The sequence-wise balance loss of DeepSeek-V3 (2412.19437, eq. 17-20), the share of each token, (Q,).
-
-        For a row of T chosen tokens that each go to k of E experts: the sum over experts i, and over routers, of
-        f_i P_i, where f_i is E / (k T) times the tokens that went to i, and P_i the mean affinity to i, a softmax. It
-        is 1 for each router where all go evenly. The share of token t is the sum of f_i s_ti / T; f has no gradient.
-
-        Args:
-            choose: from a tensor of all tokens of the forward (N, .) to the chosen tokens (Q, .).
-            row: (Q,) the row of each chosen token.
-            count: B, the number of rows.
-        """
-        total = torch.zeros(len(row), device=row.device)
-        tokens = torch.zeros(count, device=row.device).index_add_(0, row, torch.ones_like(total))  # (B,)
-        for logits, chosen in zip(self.logits, self.chosen, strict=True):
-            affinity = choose(logits).float().softmax(-1)  # (Q, E)
-            routed = torch.zeros_like(affinity).scatter_(1, choose(chosen), 1.0)
-            load = torch.zeros(count, affinity.shape[1], device=row.device).index_add_(0, row, routed)
-            load *= affinity.shape[1] / chosen.shape[1] / tokens.clamp(min=1)[:, None]  # (B, E)
-            total = total + (load[row] * affinity).sum(-1) / tokens[row]
-        return total
-
-
-@contextmanager
-def record_router_logits(model: PreTrainedModel, on: bool) -> Iterator[RouterRecorder]:
-    """Records the outputs of the routers in a forward, where it is on.
-
-    A compiled block runs without these hooks; its strategy refuses it (`ModelFacts.hooked`).
-    """
-    recorder, modules = RouterRecorder(), routers(model) if on else []
-
-    def record(module: nn.Module, arguments: tuple, outputs: tuple[Tensor, Tensor, Tensor]) -> None:
-        recorder.logits.append(outputs[0])
-        recorder.chosen.append(outputs[2])
-
-    hooks = [router.register_forward_hook(record) for router in modules]
-    try:
-        yield recorder
-    finally:
-        for hook in hooks:
-            hook.remove()
-    assert len(recorder.logits) == len(modules)
-
-
-def routers(model: PreTrainedModel) -> list[nn.Module]:
-    """The modules that choose experts and return (logits, weights, chosen), in the order of the layers."""
-    recorder = (model._can_record_outputs or {}).get("router_logits")
-    return (
-        [] if recorder is None else [module for module in model.modules() if isinstance(module, recorder.target_class)]
-    )
-
-
-def check_routers(config: PretrainedConfig) -> None:
-    """Checks that a model has routers, without loading it.
-
-    Raises:
-        ValueError: there are none.
-    """
-    if not routers(meta_model(config).base_model):
-        raise ValueError(
-            f"algorithm.terms.router_balance: a {config.model_type} has no router that transformers knows; take the "
-            "term out, or train a mixture of experts such as qwen3_moe"
-        )
+ROUTER_BALANCE = "router_balance"  # the output of a language model that its routers record, see `routers.py`
 
 
 def run_backbone(
-    backbone: nn.Module, tokens: TensorDict, layout: PackedLayout | None, media: MediaInputs | None = None
+    backbone: nn.Module, tokens: TensorDict, layout: PackedLayout | None, media: Any = None
 ) -> tuple[Tensor, Tensor]:
     """The hidden states (N, D) of a forward, and the index (B, T) of the state of each token.
 
@@ -204,7 +44,7 @@ def run_backbone(
         tokens: columns (B, T) that the model takes.
         layout: how the rows are packed; None leaves them padded. With context parallelism, the states are those of
             `layout.shard`.
-        media: of the rows, for a model that takes any.
+        media: the `MediaInputs` of the rows, for a model that takes any.
     """
     columns = {name: column for name, column in tokens.items() if name != "attention_mask"}
     ids = columns["input_ids"]
@@ -212,11 +52,7 @@ def run_backbone(
     tensors: dict[str, Tensor] = {}
     positions = None  # (n, B, T)
     if media is not None:
-        module: Any = backbone
-        embeddings = module.get_input_embeddings()
-        tensors, positions = media.all_tensors(embeddings.weight.dtype, ids.device), media.positions
-        if media.with_probe:
-            probe = _probe_inputs(backbone, media.facts.probe, columns, ids.device)
+        tensors, positions, probe = media.inputs(backbone, columns)
     if layout is None:
         padded = {name: _with_row(column, probe.get(name)) for name, column in columns.items()}
         behind = probe.get("position_ids")
@@ -232,7 +68,7 @@ def run_backbone(
     else:
         packed = layout.shard.tokens
     if probe:
-        packed, layout = _packed_with_probe(packed, probe, layout)
+        packed, layout = media_part("packed_with_probe")(packed, probe, layout)
     inputs = {name: column.unsqueeze(-2) for name, column in packed.items()}
     return hidden_states(backbone, **inputs, **tensors, layout=layout)[0], layout.place
 
@@ -268,38 +104,9 @@ def replaced_forward(module: nn.Module, function: Callable[..., Any]) -> Iterato
         del vars(module)["forward"]
 
 
-def _probe_inputs(
-    backbone: nn.Module, probe: EncodedText, names: Iterable[str], device: torch.device
-) -> dict[str, Tensor]:
-    """The probe as columns (1, P), with `position_ids` (n, 1, P) if it has positions of its own.
-
-    Args:
-        names: columns of the batch.
-    """
-    columns = probe_columns(probe, names, torch.device("cpu"))
-    del columns["attention_mask"]
-    if (positions := own_positions(backbone, columns, probe.media or {})) is not None:
-        columns["position_ids"] = positions[0]
-    return {name: to_device(column, device) for name, column in columns.items()}
-
-
 def _with_row(column: Tensor, row: Tensor | None) -> Tensor:
     """A column (..., B, T) with a row (..., 1, P) below it, both padded with zeros to the same width."""
     if row is None:
         return column
     width = max(column.shape[-1], row.shape[-1])
     return torch.cat([nn.functional.pad(part, (0, width - part.shape[-1])) for part in (column, row)], -2)
-
-
-def _packed_with_probe(
-    packed: dict[str, Tensor], probe: dict[str, Tensor], layout: PackedLayout
-) -> tuple[dict[str, Tensor], PackedLayout]:
-    """Packed tokens (N,) with those of the probe behind them, as a row of their own."""
-    positions, size = packed["position_ids"], probe["input_ids"].shape[1]
-    behind = probe["position_ids"][:, 0] if "position_ids" in probe else torch.arange(size, device=positions.device)
-    if positions.dim() < behind.dim():
-        positions = positions.expand(len(behind), -1)
-    columns = {name: torch.cat([column, probe[name][0]]) for name, column in packed.items() if name != "position_ids"}
-    columns["position_ids"] = torch.cat([positions, behind.expand(*positions.shape[:-1], -1)], -1)
-    segments = (*layout.segments, PackedSegment(1, size))
-    return columns, PackedLayout(layout.source, layout.place, layout.positions, segments, layout.shard)

@@ -34,12 +34,26 @@ from transformers.utils import (
 from transformers.utils.hub import get_checkpoint_shard_files
 
 from rft.actor.loading.tensor_names import inner_prefix
-from rft.actor.lora.nf4 import PackedLinear
 
 SAFE = ".safetensors"
 STORED = ("quantization_config", "transformers_weights")  # keys of a config: `from_pretrained` has to read the model
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # by their names in safetensors
 COMPARED = 2**24  # numbers of two tensors that are compared at a time
+
+
+class PackedLayer(nn.Module):
+    """A layer whose parameter `weight` is a packed matrix.
+
+    Attributes:
+        shape: of the matrix.
+    """
+
+    shape: torch.Size
+    weight: nn.Parameter
+
+    def pack(self, weight: Tensor) -> Tensor:
+        """What the parameter holds of a whole matrix."""
+        raise NotImplementedError
 
 
 def needs_transformers(config: PretrainedConfig) -> bool:
@@ -265,7 +279,7 @@ def fill(model: nn.Module, stored: Iterator[tuple[str, Any]]) -> None:
         if name not in places:
             continue
         module, tensor = places[name]
-        if isinstance(module, PackedLinear) and tensor is module.weight:
+        if isinstance(module, PackedLayer) and tensor is module.weight:
             source = module.pack(source[tuple(slice(0, size) for size in module.shape)])
         local, region = _local_part(tensor)
         if local.numel():

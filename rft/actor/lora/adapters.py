@@ -6,12 +6,11 @@ adapters on the head, whose weight the log-probabilities are computed with direc
 """
 
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from copy import copy
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -23,168 +22,152 @@ from transformers.pytorch_utils import Conv1D
 from rft.actor.forward.backbone import language_part
 from rft.actor.init import meta_model
 from rft.actor.loading.stand_ins import stand_ins, zeros
+from rft.actor.lora.base import Adapters, Lora
 from rft.actor.lora.nf4 import PackedLinear, quantize
 from rft.actor.lora.stored import PREFIX, WEIGHTS, StoredAdapter
-from rft.ranges import PositiveInt
-from rft.strategy.gather import GatherOptions
 
 NAME = "default"  # what peft calls an adapter that is given no name
 PEFT_NAMES = {"rank": "r", "alpha": "lora_alpha", "rslora": "use_rslora"}
 
 
-@dataclass
-class Lora:
-    """Options of the adapters of an actor.
+def check(lora: Lora, key: str, path: str | None, trains: bool) -> None:
+    """Looks at the options alone.
 
-    Attributes:
-        rank: of A and B.
-        alpha: the product is scaled by alpha / rank.
-        rslora: by alpha / sqrt(rank) instead.
-        targets: `all-linear` (every linear layer but the head), or patterns of the last parts of their names: `q_proj`,
-            `layers.0.*`.
-        quantize: `nf4` packs the weights of all linear layers but the head into 4 bits; see `rft.actor.lora.nf4`.
-        export: what a checkpoint's `actor/` holds: a model with the adapters `merged` in, or the `adapter` alone, as
-            peft loads it beside the model of actor.path.
+    Args:
+        key, path: of the actor.
+        trains: it has an optimizer.
+
+    Raises:
+        ValueError: names the key and the cure.
     """
-
-    rank: PositiveInt
-    alpha: PositiveInt
-    rslora: bool
-    targets: Literal["all-linear"] | list[str]
-    quantize: Literal["nf4"] | None
-    export: Literal["merged", "adapter"]
-
-    def check(self, key: str, path: str | None, trains: bool) -> None:
-        """Looks at the options alone.
-
-        Args:
-            key, path: of the actor.
-            trains: it has an optimizer.
-
-        Raises:
-            ValueError: names the key and the cure.
-        """
-        packages = {"peft": "actor/lora=lora"} | (
-            {} if self.quantize is None else {"bitsandbytes": f"{key}.lora.quantize=nf4"}
+    packages = {"peft": "actor/lora=lora"} | (
+        {} if lora.quantize is None else {"bitsandbytes": f"{key}.lora.quantize=nf4"}
+    )
+    for package, option in packages.items():
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(f'{option} needs {package}: pip install "rft[lora]"')
+    if not trains:
+        raise ValueError(f"{key}.lora: the {key} never trains; set {key}.lora=null")
+    if not lora.targets:
+        raise ValueError(f"{key}.lora.targets=[] is no layer; set {key}.lora.targets=all-linear")
+    if lora.quantize is not None and key != "actor":
+        raise ValueError(
+            f"{key}.lora.quantize={lora.quantize}: packed weights cannot take over those of the actor; set "
+            f"{key}.lora.quantize=null"
         )
-        for package, option in packages.items():
-            if importlib.util.find_spec(package) is None:
-                raise ValueError(f'{option} needs {package}: pip install "rft[lora]"')
-        if not trains:
-            raise ValueError(f"{key}.lora: the {key} never trains; set {key}.lora=null")
-        if not self.targets:
-            raise ValueError(f"{key}.lora.targets=[] is no layer; set {key}.lora.targets=all-linear")
-        if self.quantize is not None and key != "actor":
-            raise ValueError(
-                f"{key}.lora.quantize={self.quantize}: packed weights cannot take over those of the actor; set "
-                f"{key}.lora.quantize=null"
-            )
-        if self.export == "adapter" and key != "actor":
-            raise ValueError(
-                f"{key}.lora.export=adapter: checkpoints hold the model of the actor alone; set "
-                f"{key}.lora.export=merged"
-            )
-        if self.export == "adapter" and path is None:
-            raise ValueError(
-                f"{key}.lora.export=adapter: an adapter is of use beside the model that it was trained on, and without "
-                f"{key}.path none will be left; set {key}.lora.export=merged"
-            )
-
-    def find(self, config: PretrainedConfig, continued: StoredAdapter | None, key: str) -> None:
-        """Looks for the layers in a model without weights; see `layers`.
-
-        Args:
-            continued: the adapter that trains on; None for a new one.
-
-        Raises:
-            ValueError: that adapter has other options or layers.
-        """
-        names = self.layers(meta_model(config), key)
-        if continued is None:
-            return
-        if varied := [name for name in ("rank_pattern", "alpha_pattern") if continued.options.get(name)]:
-            raise ValueError(
-                f"{key}.path: the adapter has a {varied[0]}, with which none trains on; merge it with "
-                "scripts/convert.py merge"
-            )
-        options = {"rank": self.rank, "alpha": self.alpha, "rslora": self.rslora}
-        stored = {option: continued.options.get(name, False) for option, name in PEFT_NAMES.items()}
-        for option in options:
-            if options[option] != stored[option]:
-                raise ValueError(
-                    f"{key}.lora.{option}={options[option]}: the adapter of {key}.path has {stored[option]}; set "
-                    f"{key}.lora.{option}={str(stored[option]).lower()}, or merge it with scripts/convert.py merge"
-                )
-        if differing := sorted(continued.layers.keys() ^ set(names)):
-            which = "lacks" if differing[0] in names else "has"
-            raise ValueError(
-                f"{key}.lora.targets={self.targets}: the adapter of {key}.path {which} {differing[0]}; set "
-                f"{key}.lora.targets to its layers, or merge it with scripts/convert.py merge"
-            )
-
-    def layers(self, model: PreTrainedModel, key: str) -> list[str]:
-        """The names of the layers that get adapters.
-
-        Raises:
-            ValueError: a pattern takes in no linear layer of the model, or its head; a layer cannot be quantized.
-        """
-        names, head = linear_layers(model)
-        if self.quantize is not None and any(isinstance(model.get_submodule(name), Conv1D) for name in names):
-            raise ValueError(
-                f"{key}.lora.quantize={self.quantize}: {type(model).__name__} keeps its weights transposed (Conv1D), "
-                f"which cannot be packed; set {key}.lora.quantize=null"
-            )
-        if self.targets == "all-linear":
-            return names
-        chosen = set()
-        for pattern in self.targets:
-            matching = {name for name in (*names, *head) if fnmatchcase(f".{name}", f"*.{pattern}")}
-            if not matching:
-                ends = ", ".join(sorted({name.rpartition(".")[2] for name in names}))
-                raise ValueError(f"{key}.lora.targets: {pattern!r} is no linear layer of the model (there are: {ends})")
-            if matching & set(head):
-                raise ValueError(
-                    f"{key}.lora.targets: {pattern!r} takes in the head, whose weight the log-probabilities are "
-                    "computed with directly: an adapter would not be seen; name other layers, or set all-linear"
-                )
-            chosen |= matching
-        return [name for name in names if name in chosen]
-
-    def add(
-        self, model: PreTrainedModel, path: str | None, key: str, seed: int, dtype: torch.dtype, device: torch.device
-    ) -> "Adapters":
-        """Puts adapters into the model, in place, and freezes everything else.
-
-        Args:
-            path: where the model came from, for the adapter's own folder.
-            key: the actor's place in the yaml.
-            seed: of A.
-            dtype, device: what and where the model is going to compute.
-        """
-        from peft import LoraConfig, inject_adapter_in_model
-
-        targets, (names, _) = self.layers(model, key), linear_layers(model)
-        # later checkpoints move links such as `latest`; a hub name stays as it is
-        without_links = str(Path(path).resolve()) if path is not None and Path(path).is_dir() else path
-        config = LoraConfig(
-            r=self.rank,
-            lora_alpha=self.alpha,
-            use_rslora=self.rslora,
-            target_modules=targets,
-            fan_in_fan_out=isinstance(model.get_submodule(targets[0]), Conv1D),
-            base_model_name_or_path=without_links,
-            task_type="CAUSAL_LM",
+    if lora.export == "adapter" and key != "actor":
+        raise ValueError(
+            f"{key}.lora.export=adapter: checkpoints hold the model of the actor alone; set {key}.lora.export=merged"
         )
-        with torch.random.fork_rng(), stand_ins(model, zeros):  # peft draws no adapter on the meta device
-            torch.manual_seed(seed)
-            inject_adapter_in_model(config, model, NAME)
-        if self.quantize is not None:
-            quantize(model, [f"{name}.base_layer" if name in targets else name for name in names], dtype, device)
-        return Adapters(model, config, self.export == "adapter")
+    if lora.export == "adapter" and path is None:
+        raise ValueError(
+            f"{key}.lora.export=adapter: an adapter is of use beside the model that it was trained on, and without "
+            f"{key}.path none will be left; set {key}.lora.export=merged"
+        )
 
 
-class Adapters:
-    """The adapters of a model.
+def find(lora: Lora, config: PretrainedConfig, continued: StoredAdapter | None, key: str) -> None:
+    """Looks for the layers in a model without weights; see `layers`.
+
+    Args:
+        continued: the adapter that trains on; None for a new one.
+
+    Raises:
+        ValueError: that adapter has other options or layers.
+    """
+    names = layers(lora, meta_model(config), key)
+    if continued is None:
+        return
+    if varied := [name for name in ("rank_pattern", "alpha_pattern") if continued.options.get(name)]:
+        raise ValueError(
+            f"{key}.path: the adapter has a {varied[0]}, with which none trains on; merge it with "
+            "scripts/convert.py merge"
+        )
+    options = {"rank": lora.rank, "alpha": lora.alpha, "rslora": lora.rslora}
+    stored = {option: continued.options.get(name, False) for option, name in PEFT_NAMES.items()}
+    for option in options:
+        if options[option] != stored[option]:
+            raise ValueError(
+                f"{key}.lora.{option}={options[option]}: the adapter of {key}.path has {stored[option]}; set "
+                f"{key}.lora.{option}={str(stored[option]).lower()}, or merge it with scripts/convert.py merge"
+            )
+    if differing := sorted(continued.layers.keys() ^ set(names)):
+        which = "lacks" if differing[0] in names else "has"
+        raise ValueError(
+            f"{key}.lora.targets={lora.targets}: the adapter of {key}.path {which} {differing[0]}; set "
+            f"{key}.lora.targets to its layers, or merge it with scripts/convert.py merge"
+        )
+
+
+def layers(lora: Lora, model: PreTrainedModel, key: str) -> list[str]:
+    """The names of the layers that get adapters.
+
+    Raises:
+        ValueError: a pattern takes in no linear layer of the model, or its head; a layer cannot be quantized.
+    """
+    names, head = linear_layers(model)
+    if lora.quantize is not None and any(isinstance(model.get_submodule(name), Conv1D) for name in names):
+        raise ValueError(
+            f"{key}.lora.quantize={lora.quantize}: {type(model).__name__} keeps its weights transposed (Conv1D), "
+            f"which cannot be packed; set {key}.lora.quantize=null"
+        )
+    if lora.targets == "all-linear":
+        return names
+    chosen = set()
+    for pattern in lora.targets:
+        matching = {name for name in (*names, *head) if fnmatchcase(f".{name}", f"*.{pattern}")}
+        if not matching:
+            ends = ", ".join(sorted({name.rpartition(".")[2] for name in names}))
+            raise ValueError(f"{key}.lora.targets: {pattern!r} is no linear layer of the model (there are: {ends})")
+        if matching & set(head):
+            raise ValueError(
+                f"{key}.lora.targets: {pattern!r} takes in the head, whose weight the log-probabilities are "
+                "computed with directly: an adapter would not be seen; name other layers, or set all-linear"
+            )
+        chosen |= matching
+    return [name for name in names if name in chosen]
+
+
+def add(
+    lora: Lora, model: PreTrainedModel, path: str | None, key: str, seed: int, dtype: torch.dtype, device: torch.device
+) -> "PeftAdapters":
+    """Puts adapters into the model, in place, and freezes everything else.
+
+    Args:
+        path: where the model came from, for the adapter's own folder.
+        key: the actor's place in the yaml.
+        seed: of A.
+        dtype, device: what and where the model is going to compute.
+    """
+    from peft import LoraConfig, inject_adapter_in_model
+
+    targets, (names, _) = layers(lora, model, key), linear_layers(model)
+    # later checkpoints move links such as `latest`; a hub name stays as it is
+    without_links = str(Path(path).resolve()) if path is not None and Path(path).is_dir() else path
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        use_rslora=lora.rslora,
+        target_modules=targets,
+        fan_in_fan_out=isinstance(model.get_submodule(targets[0]), Conv1D),
+        base_model_name_or_path=without_links,
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(), stand_ins(model, zeros):  # peft draws no adapter on the meta device
+        torch.manual_seed(seed)
+        inject_adapter_in_model(config, model, NAME)
+    if lora.quantize is not None:
+        quantize(model, [f"{name}.base_layer" if name in targets else name for name in names], dtype, device)
+    return PeftAdapters(model, config, lora.export == "adapter")
+
+
+def adapter_names(lora: Lora, model: PreTrainedModel, key: str) -> list[str]:
+    """The names of A and B in a model with adapters; arguments and errors as of `layers`."""
+    return [f"{layer}.{name}.{NAME}.weight" for layer in layers(lora, model, key) for name in ("lora_A", "lora_B")]
+
+
+class PeftAdapters(Adapters):
+    """Adapters that peft has put into a model.
 
     Args:
         model: which holds them; it may be sharded after this object is made.
@@ -258,37 +241,6 @@ class Adapters:
         config.save_pretrained(folder)
         peft_tensors = {f"{PREFIX}{name.replace(f'.{NAME}.', '.')}": tensor for name, tensor in tensors.items()}
         save_file(peft_tensors, folder / WEIGHTS)
-
-
-@dataclass(frozen=True)
-class LoraWeights(Iterable[tuple[str, Tensor]]):
-    """Names and whole weights of a model, its adapters merged in, and the parts that they are merged from.
-
-    To walk through any of them is a collective.
-
-    Attributes:
-        adapters: of the model.
-        gather: `Strategy.full_tensors`.
-        options: how merged weights and base weights are gathered. Adapters are not rounded.
-        base_version: another number when the weights beside the adapters have changed.
-    """
-
-    adapters: Adapters
-    gather: Callable[[Iterator[tuple[str, Tensor]], GatherOptions], Iterator[tuple[str, Tensor]]]
-    options: GatherOptions
-    base_version: int
-
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        return self.gather(self.adapters.merged(), self.options)
-
-    def base(self) -> Iterator[tuple[str, Tensor]]:
-        """The whole weights that the adapters are to be merged into."""
-        return self.gather(self.adapters.base(), self.options)
-
-    def alone(self) -> Iterator[tuple[str, Tensor]]:
-        """What `Adapters.save` writes."""
-        options = GatherOptions(rank_zero_only=self.options.rank_zero_only or self.options.sharded)
-        return self.gather(self.adapters.tensors(), options)
 
 
 def _delta(layer: Any, weight: Tensor) -> Tensor:

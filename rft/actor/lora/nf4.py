@@ -6,8 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
+from rft.actor.loading.stored import PackedLayer
 
-class PackedLinear(nn.Module):
+
+class PackedLinear(PackedLayer):
     """A linear layer that dequantizes its weight in the forward pass and again in the backward pass.
 
     The parameter holds the packed bytes, viewed as the compute dtype: FSDP would cast any other dtype.

@@ -22,8 +22,9 @@ from transformers.utils import CONFIG_NAME, cached_file
 
 from rft.actor.loading.stored import LazyTensor
 from rft.actor.loading.tensor_names import outer_prefix
+from rft.actor.lora.base import CONFIG
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 # Options of peft that change how weights merge, with the values for which the formula above holds.
 PLAIN: dict[str, tuple[Any, ...]] = {
@@ -119,15 +120,16 @@ class StoredAdapter:
                 raise ValueError(f"{self.path}: the weight of {layer} is tied to another one; merge it with peft")
 
 
-def find_adapter(path: str) -> StoredAdapter | None:
-    """The adapter of a folder or hub name; None if that is one of a model alone. No tensor is read.
+def read_adapter(path: str, config: str) -> StoredAdapter:
+    """The adapter of a folder or hub name. No tensor is read.
+
+    Args:
+        config: its file `CONFIG`.
 
     Raises:
         ValueError: the adapter has no weights, cannot be merged by the formula, names no model, or has one beside it.
     """
     find = partial(cached_file, path, _raise_exceptions_for_missing_entries=False)
-    if (config := find(CONFIG)) is None:
-        return None
     if find(CONFIG_NAME) is not None:
         raise ValueError(f"{path} has a model ({CONFIG_NAME}) and an adapter ({CONFIG}); move one of them elsewhere")
     if (file := find(WEIGHTS)) is None:
@@ -136,16 +138,6 @@ def find_adapter(path: str) -> StoredAdapter | None:
     if not options.get("base_model_name_or_path"):
         raise ValueError(f"{path}: base_model_name_or_path in {CONFIG} is empty; write the path of its model there")
     return StoredAdapter(path, options["base_model_name_or_path"], options, file)
-
-
-def model_path(path: str) -> str:
-    """The folder or hub name with the config and the weights of a model: that of its base if the path is an adapter.
-
-    Raises:
-        ValueError: see `find_adapter`.
-    """
-    adapter = find_adapter(path)
-    return path if adapter is None else adapter.base
 
 
 def read_options(folder: Path) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rft.actor.optim.optimizer import Rule
 from rft.strategy.gather import to_local
 
 BLOCK = 256
@@ -44,6 +45,9 @@ def step(parameters: Iterable[nn.Parameter], states: Iterable[dict[str, Any]], g
             round_to(v, v_scale, square, signed=False)
             weight.mul_(1 - group["lr"] * group["weight_decay"])
             weight.sub_(mean.mul_(step_size).div_(square.sqrt_().div_(correction).add_(group["eps"])))
+
+
+RULE = Rule(takes, step, codes=CODES)
 
 
 def numbers(codes: Tensor, scales: Tensor, signed: bool) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
+from rft.actor.optim.optimizer import Rule
 from rft.strategy.gather import shard_count
 
 MOMENTUM = 0.95
@@ -41,6 +42,9 @@ def step(parameters: Iterable[nn.Parameter], states: Iterable[dict[str, Any]], g
             updates = orthogonal([grad.lerp(momentum, MOMENTUM) for _, grad, momentum in chunk])  # Nesterov momentum
             for (parameter, *_), update in zip(chunk, updates, strict=True):
                 parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-size)
+
+
+RULE = Rule(takes, step, of_blocks=True)
 
 
 def orthogonal(updates: list[Tensor]) -> list[Tensor]:

@@ -2,37 +2,62 @@
 
 import inspect
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import torch
 from torch import nn
 
-from rft.actor.optim import adamw_8bit, muon
 from rft.conditions import ReadIf
+from rft.imports import import_part
 from rft.ranges import Fraction, NonNegativeInt, Range
 
 Beta = Annotated[float, Range(low=0, below=1)]
 LrFactor = Annotated[float, Range(above=0, high=10_000, hint="frozen stops the training of a part")]
-RULES = {"adamw_8bit": adamw_8bit.step, "muon": muon.step}
 STEP = inspect.unwrap(torch.optim.AdamW.step)  # without hooks: a plain AdamW of the process adds them to its class
 
 
+@dataclass(frozen=True)
+class Rule:
+    """A rule that updates some parameters in the place of AdamW: the variable `RULE` of the module with its name.
+
+    Attributes:
+        takes: whether it updates a parameter.
+        step: updates parameters that have a gradient; takes them, their states and their parameter group.
+        of_blocks: it updates parameters of the blocks alone.
+        codes: the names of those tensors of a state that are uint8.
+    """
+
+    takes: Callable[[nn.Parameter], bool]
+    step: Callable[[list[nn.Parameter], list[dict[str, Any]], dict[str, Any]], None]
+    of_blocks: bool = False
+    codes: tuple[str, ...] = ()
+
+
 class AdamW(torch.optim.AdamW):
-    """Fused AdamW; parameter groups with another `rule` are updated by that one."""
+    """Fused AdamW; parameter groups with another `rule` are updated by that one.
+
+    Args:
+        groups, options: of torch's AdamW.
+        rule: the other one, if there is one.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], rule: Rule | None, **options: Any) -> None:
+        self.rule = rule
+        super().__init__(groups, **options)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Updates all parameters that have a gradient. Gradients are freed after another rule has used them."""
         assert closure is None
         for group in self.param_groups:
-            if group["rule"] != "adamw":
+            if self.rule is not None and group["rule"] != "adamw":
                 updated = [p for p in group["params"] if p.grad is not None]
                 states = [self.state[p] for p in updated]
                 for state in states:
                     state["step"] = state.get("step", torch.zeros(())) + 1
-                RULES[group["rule"]](updated, states, group)
+                self.rule.step(updated, states, group)
                 for parameter in updated:
                     parameter.grad = None
         return STEP(self)
@@ -42,9 +67,9 @@ class AdamW(torch.optim.AdamW):
         """Takes over a state. Torch casts its tensors to the dtype of the parameters; codes become uint8 again."""
         super().load_state_dict(state_dict)
         for group in self.param_groups:
-            if group["rule"] == "adamw_8bit":
+            if self.rule is not None and group["rule"] != "adamw":
                 for state in (self.state[p] for p in group["params"] if p in self.state):
-                    state |= {name: state[name].to(torch.uint8) for name in adamw_8bit.CODES}
+                    state |= {name: state[name].to(torch.uint8) for name in self.rule.codes}
 
 
 @dataclass
@@ -56,7 +81,7 @@ class Optimizer:
             the matrices of the blocks; AdamW updates the other parameters).
         lr: peak learning rate.
         lr_factors: None, or patterns of parameter names, and the factors of `lr` for the parameters that they match;
-            the first pattern that matches holds. See `rft.actor.options`.
+            the first pattern that matches holds. See `rft.actor.patterns`.
         betas, eps: those of AdamW.
         weight_decay: for matrices only, not for biases and norms.
         max_grad_norm: the global gradient norm is clipped to this; None: it is not clipped.
@@ -92,13 +117,14 @@ class Optimizer:
             factors: of the learning rates of parameters; the others have the factor 1.
         """
         in_blocks = {id(parameter) for block in blocks for parameter in block.parameters()}
+        rule: Rule | None = None
+        if self.name != "adamw":
+            rule = import_part(f"{__package__}.{self.name}", "RULE", f"optimizer.name={self.name}")
 
         def rule_of(parameter: nn.Parameter) -> str:
-            special = {
-                "adamw_8bit": adamw_8bit.takes(parameter),
-                "muon": id(parameter) in in_blocks and muon.takes(parameter),
-            }
-            return self.name if special.get(self.name, False) else "adamw"
+            if rule is None or (rule.of_blocks and id(parameter) not in in_blocks) or not rule.takes(parameter):
+                return "adamw"
+            return self.name
 
         groups: dict[tuple[str, float, float], list[nn.Parameter]] = {}
         for parameter in network.parameters():
@@ -107,9 +133,10 @@ class Optimizer:
                 groups.setdefault((rule_of(parameter), decay, factors.get(parameter, 1.0)), []).append(parameter)
         optimizer = AdamW(
             [
-                {"params": group, "rule": rule, "weight_decay": decay, "lr": factor * self.lr}
-                for (rule, decay, factor), group in groups.items()
+                {"params": group, "rule": name, "weight_decay": decay, "lr": factor * self.lr}
+                for (name, decay, factor), group in groups.items()
             ],
+            rule,
             lr=self.lr,
             betas=self.betas,
             eps=self.eps,

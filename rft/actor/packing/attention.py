@@ -3,17 +3,13 @@
 It stands in the place of transformers' attention functions, so it serves every model that calls them. What computes it
 is a kernel of `rft.actor.packing.kernels`. Padded rows have such a function, too: for its own ones transformers reads
 positions to decide whether a mask is needed, for which the host waits for the GPU.
-
-Layers with a state that runs along the tokens (linear attention, 2412.06464) transformers computes for rows of one
-length. Here the packed rows of each length are such a batch. Rows behind a shared prefix compute it again, each for
-itself: a state is not divided into tokens.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -21,54 +17,16 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
-from rft.actor.forward.backbone import MediaInputs, language_part, row_positions, run_backbone
+from rft.actor.forward.backbone import language_part, media_part, run_backbone
 from rft.actor.loading.stand_ins import random_numbers, stand_ins
 from rft.actor.packing.kernels.base import AttentionKernel, AttentionNeeds, AttentionRule
 from rft.actor.packing.kernels.operator import attend_opaque, register
 from rft.actor.packing.kernels.sdpa import SdpaKernel, attend_rows
-from rft.actor.packing.layout import PackedLayout, PackedSegment, Segments, pack_layout
+from rft.actor.packing.layout import PackedLayout, Segments, pack_layout
 from rft.batch.encoded import EncodedText, MediaFacts
+from rft.imports import import_part
 
 RECURRENT = "linear_attention"  # the type of such a layer in a config
-
-
-def separate_rows(part: nn.Module) -> list[nn.Module]:
-    """Lets the layers layers of a language model compute packed rows each for itself; returns these modules.
-
-    They are those with a convolution over the tokens. They need `layout` among their arguments.
-    """
-    layers = [module for module in part.modules() if any(isinstance(child, nn.Conv1d) for child in module.children())]
-    for module in layers:
-        plain: Any = type(module)  # mypy takes no class for hashable
-        module.__class__ = _separating(plain)  # as FSDP does: copies of the module keep it
-    return layers
-
-
-@cache
-def _separating(plain: Any) -> Any:
-    """A subclass whose forward computes packed rows (1, N, D) row by row."""
-
-    @torch.compiler.disable(reason="it loops over rows of any length")
-    def forward(self: Any, hidden_states: Tensor, *, layout: PackedLayout | None = None, **options: Any) -> Tensor:
-        if layout is None:
-            return plain.forward(self, hidden_states, **options)
-        parts = hidden_states[0].split([segment.rows * segment.length for segment in layout.segments])
-        results = []
-        for tokens, segment in zip(parts, layout.segments, strict=True):
-            rows = _rows(tokens, segment, parts)
-            states = plain.forward(self, rows, **options)
-            results.append(states[:, -segment.length :].flatten(0, 1))
-        return torch.cat(results)[None]
-
-    return type(plain.__name__, (plain,), {"forward": forward, "__module__": plain.__module__})
-
-
-def _rows(tokens: Tensor, segment: PackedSegment, parts: tuple[Tensor, ...]) -> Tensor:
-    """The rows of a segment as a batch (rows, P + length, D), behind the prefix that they share."""
-    rows = tokens.unflatten(0, (segment.rows, segment.length))
-    if segment.prefix is None:
-        return rows
-    return torch.cat((parts[segment.prefix].expand(segment.rows, -1, -1), rows), 1)
 
 
 PADDED = "rft_padded"  # the name of `padded_attention` among transformers' attention functions
@@ -197,7 +155,10 @@ def use_packed_attention(
     """
     model.eval()
     config, recorder = model.config.get_text_config(), _Recorder()
-    recurrent = separate_rows(language_part(model)) if RECURRENT in _kinds(config) else []
+    recurrent = []
+    if RECURRENT in _kinds(config):
+        separate_rows = import_part("rft.actor.packing.recurrent", "separate_rows", f"{key}.packing")
+        recurrent = separate_rows(language_part(model))
     if (obstacle := _obstacle(model, media, bool(recurrent), True, lambda: use_kernel(config, recorder))) is not None:
         name = type(model).__name__
         raise ValueError(f"{key}.packing: {name} {obstacle}, so packed rows would go wrong; set {key}.packing=false")
@@ -266,8 +227,8 @@ def _keeps_states(model: PreTrainedModel, media: MediaFacts | None, packed: bool
     inputs = None
     if media is not None:
         tensors = probe.media or {}
-        positions = row_positions(model.base_model, rows["tokens"], tensors, list(range(len(rows))))
-        inputs = MediaInputs(tensors, media, positions=positions)
+        positions = media_part("row_positions")(model.base_model, rows["tokens"], tensors, list(range(len(rows))))
+        inputs = media_part("MediaInputs")(tensors, media, positions=positions)
     layout = pack_layout(rows, torch.tensor([2, 2, 0, 0])[: len(rows)]) if packed else None
     with _narrow_windows(model, config), stand_ins(model, random_numbers()):  # no weight is read yet
         states, place = run_backbone(model.base_model, rows["tokens"], None, inputs)

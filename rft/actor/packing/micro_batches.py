@@ -8,18 +8,10 @@ from dataclasses import dataclass
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 from transformers import PretrainedConfig, PreTrainedModel
 
-from rft.actor.forward.backbone import (
-    MediaInputs,
-    language_part,
-    media_elements,
-    probe_columns,
-    row_positions,
-    run_backbone,
-)
-from rft.actor.packing.layout import PackedLayout, join, pack_layout, shared_prefixes
+from rft.actor.forward.backbone import language_part, media_elements, media_part
+from rft.actor.packing.layout import PackedLayout, pack_layout, shared_prefixes
 from rft.algorithm.trajectories import Trajectories, trajectories_of
 from rft.batch.balance import Cost, karmarkar_karp, work
 from rft.batch.collate import trim
@@ -28,7 +20,8 @@ from rft.batch.device import rows_to_device, to_device
 from rft.batch.encoded import MediaFacts
 from rft.batch.media import concat_media, has_media, media_entries
 from rft.distributed import World
-from rft.strategy.parallel.context import Context
+from rft.imports import import_part
+from rft.strategy.context import Context
 
 
 @dataclass(frozen=True)
@@ -129,8 +122,9 @@ class MicroBatcher:
             order = forward_order(len(part), layout) if entries else []
             media = concat_media(entries[row] for row in order)
             if media and self.backbone is not None:
-                positions = row_positions(self.backbone, part["tokens"], media, order)
+                positions = media_part("row_positions")(self.backbone, part["tokens"], media, order)
             if context is not None and layout is not None:
+                join = import_part("rft.actor.packing.sequence_shard", "join", f"{context.key}={context.size}")
                 layout = join(layout, part, context)
             part = part.exclude("media") if "media" in part.keys() else part
             moved, trajectories = rows_to_device(part, world.device), trajectories_of(part)
@@ -312,23 +306,8 @@ def model_cost(model: PreTrainedModel, media: MediaFacts | None = None) -> Cost:
         linear=6.0 * weights + 12.0 * width * kinds.count("sliding_attention") * (window or 0),
         quadratic=6.0 * width * kinds.count("full_attention"),
         head=0.0 if head is None else 8.0 * head.weight.numel(),
-        media=0.0 if media is None else _tower_cost(model, media),
+        media=0.0 if media is None else media_part("tower_cost")(model, media),
     )
-
-
-@torch.no_grad()
-def _tower_cost(model: PreTrainedModel, media: MediaFacts) -> float:
-    """Floating-point operations of a forward and a backward through the towers, per number of the media."""
-    probe, tensors = media.probe, media.probe.media or {}
-    numbers = sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point())
-    columns = probe_columns(probe, dict.fromkeys(probe.columns), model.device)
-    counts = []
-    for ids, inputs in ((columns["input_ids"], tensors), (torch.zeros_like(columns["input_ids"]), {})):
-        tokens = TensorDict(columns | {"input_ids": ids}, batch_size=[1])
-        with FlopCounterMode(display=False) as counter:
-            run_backbone(model.base_model, tokens, None, MediaInputs(inputs, media))
-        counts.append(counter.get_total_flops())
-    return 3.0 * (counts[0] - counts[1]) / numbers
 
 
 def model_flops(cost: Cost, batch: TensorDict, shared: Tensor) -> float:

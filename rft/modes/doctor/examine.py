@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rft.actor.base import TrainableModel
-from rft.actor.lora.adapters import LoraWeights
+from rft.actor.lora.base import LoraWeights
 from rft.algorithm.divergence import TOLERANCE
 from rft.algorithm.roles import POLICY
 from rft.errors import listed

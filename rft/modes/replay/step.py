@@ -12,7 +12,6 @@ import torch
 from tensordict import TensorDict
 
 from rft.actor.base import ModelContext
-from rft.actor.reference import REF_LOGPROBS
 from rft.algorithm.algorithm import Algorithm
 from rft.batch.columns import lengths
 from rft.batch.scores import number_or_none
@@ -26,7 +25,7 @@ from rft.setup.assembly import Changes, Job
 from rft.train.checkpoint.checkpoints import SavedState
 from rft.train.checkpoint.names import step_of
 from rft.train.checkpoint.options import CheckpointOptions
-from rft.train.folder.run_folder import RunFolder
+from rft.train.folder.run_folder import REF_LOGPROBS, RunFolder
 
 BEFORE_ALL = -1  # number of the stage in a state from before the first one
 

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from rft.actor.forward.logits import vocabulary_size
 from rft.actor.init import meta_model, read_config
-from rft.actor.lora.stored import find_adapter
+from rft.actor.lora.base import find_adapter
 from rft.data.encode.tokenizer import pretrained
 from rft.modes.model import find_checkpoint
 from rft.modes.serve.key import RUN_VARIABLE, print_use, server_key

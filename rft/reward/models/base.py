@@ -18,8 +18,9 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from rft.actor.forward.backbone import MediaInputs
-from rft.actor.init import CLASSIFIERS, check_classifier, load_options, read_config
+from rft.actor.forward.media import MediaInputs
+from rft.actor.init import load_options, read_config
+from rft.actor.scorers import CLASSIFIERS, check_classifier
 from rft.batch.encoded import EncodedText
 from rft.batch.media import concat_media
 from rft.data.encode.encoder import Encoder

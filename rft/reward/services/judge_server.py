@@ -6,8 +6,8 @@ from typing import Any
 
 from rft.data.encode.media.folder import openai_messages
 from rft.ranges import PositiveInt
-from rft.remote.call_pool import BreakerOptions
 from rft.remote.http_client import ServerClient
+from rft.remote.retry import BreakerOptions
 from rft.reward.models.grade import Grade, about_one
 from rft.reward.services.remote import Servers
 from rft.reward.term import Term

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 from rft.batch.row_fields import PROMPT_OPENS
 from rft.errors import did_you_mean
 from rft.ranges import PositiveInt
-from rft.remote.call_pool import BreakerOptions, CallPool, CircuitOpen
+from rft.remote.call_pool import CallPool, CircuitOpen
 from rft.remote.http_client import (
     PROBE_S,
     BadResponse,
@@ -18,6 +18,7 @@ from rft.remote.http_client import (
     bearer,
     key_named,
 )
+from rft.remote.retry import BreakerOptions
 from rft.reward.async_runners import LoopRunner
 from rft.reward.build import build_term
 from rft.reward.call import CallOptions, HostOptions

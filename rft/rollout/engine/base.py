@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from rft.actor.forward.logits import forbidden_tokens
-from rft.actor.lora.adapters import Lora
+from rft.actor.lora.base import Lora
 from rft.batch.encoded import MediaFacts
 from rft.distributed import World
 from rft.rollout.engine.sampling import Sampling

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 from transformers import Cache, PreTrainedConfig, PreTrainedTokenizerBase
 
-from rft.actor.forward.backbone import MediaInputs, own_positions
+from rft.actor.forward.backbone import media_part
 from rft.actor.forward.logits import LogitBlocks, LogitOptions, forbidden_logits, on_tensor_cores
 from rft.actor.init import meta_model
 from rft.actor.model import end_tokens
@@ -244,9 +244,9 @@ class HFEngine(Engine):
         names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
         columns = {name: left_padded([prompt.column(name) for prompt in prompts], ids.device) for name in names}
         media = concat_media(TensorDict(dict(prompt.media or {}), batch_size=[]) for prompt in prompts)
-        inputs = MediaInputs(media, self.context.media).all_tensors(self.dtype, ids.device)
+        inputs = media_part("MediaInputs")(media, self.context.media).all_tensors(self.dtype, ids.device)
         mask = masks.get("attention_mask", torch.ones_like(ids))
-        own = own_positions(self.model.base_model, columns | {"input_ids": ids}, inputs, mask)
+        own = media_part("own_positions")(self.model.base_model, columns | {"input_ids": ids}, inputs, mask)
         if own is not None:
             masks, shift = masks | {"position_ids": own[0]}, own[1]
         return columns | inputs | masks, shift

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rft.actor.forward.logits import FORBIDDEN
 from rft.actor.loading.tensor_names import checkpoint_names, renamed
-from rft.actor.lora.adapters import LoraWeights
+from rft.actor.lora.base import LoraWeights
 from rft.actor.model import end_tokens
 from rft.actor.packing.micro_batches import head_size
 from rft.distributed import World

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from rft.actor.lora.adapters import Lora, LoraWeights
+from rft.actor.lora.base import Lora, LoraWeights
 from rft.distributed import World
 
 KEYS = frozenset(("enable_lora", "max_lora_rank", "max_loras", "max_cpu_loras"))  # follow from the one adapter

@@ -16,7 +16,7 @@ from transformers import AutoConfig
 from transformers.utils import CONFIG_NAME
 
 from rft.actor.loading.tensor_names import renamed
-from rft.actor.lora.adapters import LoraWeights
+from rft.actor.lora.base import LoraWeights
 from rft.batch.encoded import MediaFacts
 from rft.remote.http_client import RequestRefused, ServerClient
 from rft.remote.load_balancer import Call

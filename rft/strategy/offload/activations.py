@@ -13,9 +13,8 @@ from torch.profiler import record_function
 from torch.utils._pytree import tree_leaves
 
 from rft.batch.device import to_host
+from rft.strategy.base import OFFLOADED_ACTIVATIONS
 from rft.strategy.gather import to_local
-
-LABEL = "offload activations"  # of `record_function`: mode=plan counts what is allocated under it as host memory
 
 
 class ActivationOffload:
@@ -151,7 +150,7 @@ class BlockActivations:
         """Starts to copy the whole storage of a tensor."""
         assert self._on_device is not None
         flat = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0)
-        with self._offload.copying(), record_function(LABEL):
+        with self._offload.copying(), record_function(OFFLOADED_ACTIVATIONS):
             copy = to_host(flat, non_blocking=True)
         self._on_device.append(flat)
         self.host.append(copy)

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
+from rft.strategy.base import OFFLOADED_OPTIMIZER
 from rft.strategy.gather import to_local
-
-LABEL = "offload optimizer"  # of `record_function`: mode=plan counts what is allocated under it as host memory
 
 
 class OptimizerOffload:
@@ -47,7 +46,7 @@ class OptimizerOffload:
 
     def _host_memory(self, parameter: Tensor, name: str, tensor: Tensor) -> Tensor:
         if (parameter, name) not in self._host:
-            with record_function(LABEL):
+            with record_function(OFFLOADED_OPTIMIZER):
                 host = torch.empty_like(tensor, device="cpu")
                 if self._device.type == "cuda":
                     local = to_local(host)

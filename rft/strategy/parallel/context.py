@@ -6,7 +6,7 @@ tokens of some heads, and behind it some tokens of all heads again.
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -15,23 +15,19 @@ from torch.autograd.function import once_differentiable
 from transformers import PretrainedConfig
 
 from rft.distributed import World
+from rft.strategy.context import Context
 
 
-class Context:
+class ContextParallel(Context):
     """The ranks that compute one sequence together, this one among them.
 
     Args:
         world: all processes; `size` consecutive ranks are a group. The constructor is a collective.
         size: ranks of a group.
-
-    Attributes:
-        rank: of this process in its group.
-        key: the yaml key that sets the size.
-        gathers_in_attention: attention receives slices and exchanges tokens for heads.
     """
 
-    key: ClassVar[str] = "strategy.context_parallel"
-    gathers_in_attention: ClassVar[bool] = True
+    key = "strategy.context_parallel"
+    gathers_in_attention = True
 
     def __init__(self, world: World, size: int) -> None:
         groups = [world.new_group(range(first, first + size)) for first in range(0, world.size, size)]
@@ -39,11 +35,6 @@ class Context:
         self.rank, self.size = world.rank % size, size
 
     def check_model(self, config: PretrainedConfig, packing: bool, key: str) -> None:
-        """Checks that the ranks of a group can compute the rows of a model together.
-
-        Raises:
-            ValueError: names the key.
-        """
         if not packing:
             raise ValueError(f"{self.key}={self.size} needs packed rows: set {key}.packing=true")
         text = config.get_text_config()
@@ -59,7 +50,6 @@ class Context:
             )
 
     def gather(self, thing: Any) -> list[Any]:
-        """The objects of all ranks of the group, in the order of their ranks, on every rank of it."""
         things: list[Any] = [None] * self.size
         dist.all_gather_object(things, thing, group=self.group)
         return things
@@ -78,15 +68,6 @@ class Context:
         return [part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]
 
     def all_to_all_heads(self, states: Tensor, counts: Sequence[int], to: Literal["heads", "tokens"]) -> Tensor:
-        """Exchanges tokens for heads over the group, or heads for tokens. Differentiable.
-
-        Args:
-            states: with `to="heads"` this rank's tokens of all heads, (1, H, n, D); with `to="tokens"` all tokens of
-                its heads, (1, H / size, N, D).
-            counts: tokens of every rank.
-            to: what this rank receives: all tokens of its heads, (1, H / size, N, D), or its tokens of all heads,
-                (1, H, n, D).
-        """
         if to == "heads":
             by_head = states.chunk(self.size, dim=1)
             shapes = [(1, by_head[0].shape[1], count, states.shape[3]) for count in counts]

@@ -17,7 +17,9 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.func import functional_call
 from transformers import PreTrainedModel
 
+from rft.distributed import World
 from rft.strategy.parallel.context import all_to_all
+from rft.strategy.parallel.groups import clip_grad_norm, group_meshes
 
 
 class ExpertParallel:
@@ -30,6 +32,8 @@ class ExpertParallel:
     Attributes:
         modules: that are split; each holds the experts of a layer.
     """
+
+    clip_grad_norm = staticmethod(clip_grad_norm)
 
     def __init__(self, mesh: DeviceMesh, data: DeviceMesh) -> None:
         self.data = data
@@ -52,6 +56,11 @@ class ExpertParallel:
                 f"set {key}=1, or train a mixture of experts such as qwen3_moe"
             )
         check_experts(backbone, self._size, self.data.size(self.data.ndim - 1), key, where)
+
+    def split_all(self, backbone: PreTrainedModel) -> None:
+        """Splits the experts of all layers of a model; see `split`."""
+        for experts in find_experts(backbone).values():
+            self.split(experts)
 
     def split(self, experts: nn.Module) -> None:
         """Splits the experts of a layer in place; the names of the parameters stay.
@@ -92,6 +101,11 @@ class ExpertParallel:
         returned = all_to_all(results, received, sent, self._group)[order.argsort()]  # (n k, D)
         weighted = returned.view(*chosen.shape, -1) * weights[..., None]
         return weighted.sum(1).to(states.dtype)
+
+
+def group_experts(world: World, size: int, replicas: int) -> ExpertParallel:
+    """The ranks that share the experts of a model, `size` of them in a group; see `group_meshes`. A collective."""
+    return ExpertParallel(*group_meshes(world, size, replicas))
 
 
 def find_experts(backbone: PreTrainedModel) -> dict[str, nn.Module]:

@@ -1,11 +1,17 @@
-"""The groups of ranks that share a model: which numbers of ranks go together, and their meshes."""
+"""The groups of ranks that share a model: which numbers of ranks go together, their meshes, and the norm of a gradient
+whose tensors are spread over them in different ways.
+"""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+import torch
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from rft.distributed import World
 from rft.strategy.base import ModelFacts
+from rft.strategy.gather import shard_count
 
 SPLITS = ("tensor_parallel", "expert_parallel")  # options that split matrices or experts
 EXCLUDED = (
@@ -82,3 +88,24 @@ def group_meshes(world: World, size: int, replicas: int) -> tuple[DeviceMesh, De
     shape = (replicas, world.size // (replicas * size), size)
     mesh = world.new_mesh(shape, ("replicate", "shard", "group"))
     return mesh["group"], mesh["replicate", "shard"] if replicas > 1 else mesh["shard"]
+
+
+@torch.no_grad()
+def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float, world: World) -> Tensor:
+    """Clips the global gradient norm and returns what it was; see `Strategy.clip_grad_norm`.
+
+    `torch.nn.utils.clip_grad_norm_` needs all tensors on one mesh. Here what several ranks hold counts once.
+    """
+    gradients = [parameter.grad for parameter in parameters if isinstance(parameter.grad, DTensor)]
+    by_copies: dict[int, list[Tensor]] = {}
+    for gradient in gradients:
+        by_copies.setdefault(world.size // shard_count(gradient), []).append(gradient.to_local())
+    squares = [nn.utils.get_total_norm(local).square() / count for count, local in by_copies.items()]
+    square = torch.stack([each.to(world.device) for each in squares]).sum()
+    torch.distributed.all_reduce(square)
+    norm = square.sqrt()
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        local = gradient.to_local()
+        local.mul_(factor.to(local.device))
+    return norm

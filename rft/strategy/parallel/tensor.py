@@ -8,7 +8,7 @@ Which matrices these are says the tensor-parallel plan of transformers.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from rft.distributed import World
 from rft.strategy.gather import to_local
-from rft.strategy.parallel.context import Context
+from rft.strategy.parallel.context import ContextParallel
 from rft.strategy.parallel.experts import ExpertParallel, check_experts, find_experts, in_plan
 from rft.strategy.parallel.groups import group_meshes
 
@@ -58,7 +58,7 @@ class TensorShard:
     last: SplitLinear
 
 
-class TensorParallel(Context):
+class TensorParallel(ContextParallel):
     """The ranks that split the matrices of the blocks.
 
     Args:
@@ -84,6 +84,13 @@ class TensorParallel(Context):
         logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # warns of two gathers
         self._counts: list[int] = []  # tokens of every rank's slice in the current forward
         self._positions = torch.empty(0)  # (1, N) positions of all tokens in their rows
+
+    def check_layers(self, meta_model: Callable[[], PreTrainedModel], key: str) -> None:
+        tp_plan(meta_model().base_model, self, key)
+
+    def split_layers(self, backbone: PreTrainedModel, key: str) -> None:
+        shards = tp_plan(backbone, self, key)
+        self.apply_tensor_parallel(backbone, backbone.get_submodule("rotary_emb"), shards)
 
     def apply_tensor_parallel(self, backbone: nn.Module, rotary: nn.Module, shards: Iterable[TensorShard]) -> None:
         """Splits parts of a model in place, without its experts; the names of its parameters stay.

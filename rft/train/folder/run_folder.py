@@ -25,6 +25,7 @@ from rft.train.folder.run_lock import LOCK, RunLock
 CONFIG = "config.yaml"
 RESULT = "result.json"  # written when a run has ended well, after its report
 CHECKPOINTS = "checkpoints"
+REF_LOGPROBS = "ref_logprobs.pt"  # of a precomputed reference
 EVALUATION, ANSWERS = "evaluation.json", "answers.jsonl"  # of mode=evaluate
 PARTIAL_CONFIG = ".config.yaml.partial"  # left by a process that was killed while it wrote the config
 RESCORED, RESCORED_ANSWERS = "rescored.json", "rescored.jsonl"  # of mode=evaluate with evaluate.responses

@@ -52,7 +52,7 @@ def interpreted():
 
 @pytest.fixture
 def on_a_cpu(monkeypatch):
-    monkeypatch.setattr("rft.actor.model.use_liger", lambda model, key, device: replace_layers(model, key))
+    monkeypatch.setattr("rft.actor.forward.liger.use_liger", lambda model, key, device: replace_layers(model, key))
 
 
 def build(options, seed=0):

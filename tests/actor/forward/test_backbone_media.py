@@ -4,14 +4,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rft.actor.forward.backbone import (
-    MediaInputs,
-    language_part,
-    media_elements,
-    own_positions,
-    row_positions,
-    run_backbone,
-)
+from rft.actor.forward.backbone import language_part, media_elements, run_backbone
+from rft.actor.forward.media import MediaInputs, own_positions, row_positions
 from rft.actor.heads import LanguageNetwork
 from rft.actor.lora.adapters import linear_layers
 from rft.actor.packing.attention import use_packed_attention, use_padded_attention

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
-from rft.actor.forward.backbone import RouterRecorder
+from rft.actor.forward.routers import RouterRecorder
 from rft.actor.heads import LanguageNetwork
 from rft.actor.init import load_model, read_config
 from rft.distributed import start

@@ -5,12 +5,11 @@ import torch
 from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoConfig
 from transformers.modeling_layers import GenericForSequenceClassification
 
-from rft.actor.heads import ScoreNetwork
-from rft.actor.init import CLASSIFIERS, check_classifier, load_with_head
+from rft.actor.init import load_with_head
 from rft.actor.loading.export import exported, write_model
-from rft.actor.loading.families import media_classifier
 from rft.actor.packing.attention import use_packed_attention
 from rft.actor.packing.layout import pack_layout
+from rft.actor.scorers import CLASSIFIERS, ScoreNetwork, check_classifier, media_classifier
 from rft.batch.media import concat_media, media_entries
 from tests.families import family
 from tests.families.rows import OMNI, PACKED, WITH_BACKBONE, batch_of, encoder, inputs_of, rows

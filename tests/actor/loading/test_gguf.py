@@ -14,7 +14,8 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rft.actor.loading import gguf
-from rft.actor.loading.gguf import folder_of, with_folders
+from rft.actor.loading.gguf import folder_of
+from rft.actor.loading.paths import with_folders
 from rft.logger.redact import public_config
 from tests.actor.loading.gguf_file import new_model, write_gguf
 from tests.conftest import SOON_S

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from rft.actor.init import load_model, meta_model, read_config
 from rft.actor.loading.deferred_init import Drawing
-from rft.actor.lora.stored import find_adapter
+from rft.actor.lora.base import find_adapter
 from rft.setup.loadable import check_loadable
 from tests.actor.lora.adapters import logprobs, make, update, weights
 from tests.helpers import MODEL, identical, make_batch

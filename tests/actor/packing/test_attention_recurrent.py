@@ -3,8 +3,8 @@
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rft.actor.packing.attention import separate_rows
 from rft.actor.packing.layout import PackedLayout, PackedSegment
+from rft.actor.packing.recurrent import separate_rows
 from tests.helpers import SIZES
 
 NEXT = {"layer_types": ["linear_attention", "full_attention"], "num_experts": 2, "num_experts_per_tok": 1}

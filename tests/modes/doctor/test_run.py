@@ -105,8 +105,8 @@ def test_float8_of_the_trainer_is_named(scaled, examined, monkeypatch):
             if can_convert(module, name):
                 module.register_forward_pre_hook(rounds)
 
-    monkeypatch.setattr("rft.strategy.fsdp2.use_fp8", use_fp8)
-    monkeypatch.setattr("rft.strategy.fsdp2_options.FSDP2Options._fp8_errors", lambda *given: [])
+    monkeypatch.setattr("rft.strategy.fp8.use_fp8", use_fp8)
+    monkeypatch.setattr("rft.strategy.fp8.fp8_errors", lambda *given: [])
     said, text = examined("strategy.fp8=rowwise")
     cure = "the trainer computes with strategy.fp8=rowwise, and the engine does not: choose a correction of the gap"
     rows = "the other rows: set strategy.fp8=null, or actor.packing=false and actor.share_prefix=false"

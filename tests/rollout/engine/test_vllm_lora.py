@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
-from rft.actor.lora.adapters import Lora, LoraWeights
+from rft.actor.lora.base import Lora, LoraWeights
 from rft.distributed import start
 from rft.errors import Problems
 from rft.rollout.engine.base import Request

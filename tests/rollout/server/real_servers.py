@@ -8,8 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from rft.remote.call_pool import BreakerOptions
 from rft.remote.http_client import RequestRefused, ServerClient
+from rft.remote.retry import BreakerOptions
 from rft.reward.models.grade import Grade
 from rft.reward.services.judge_server import ServedJudge, ServedJudgeOptions
 from rft.rollout.server.remote.rft_shared_memory import NAME

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rft.actor.lora.adapters import Lora
+from rft.actor.lora.base import Lora
 from rft.distributed import start
 from rft.rollout.server.options import Servers
 from rft.rollout.server.vllm import VLLMApi, VLLMServers

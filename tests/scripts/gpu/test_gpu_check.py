@@ -14,7 +14,7 @@ from typing import get_args
 import pytest
 
 from rft.actor.packing.kernels.choose import KERNELS
-from rft.strategy.fp8 import Fp8
+from rft.strategy.fsdp2_options import Fp8
 
 SCRIPTS = Path(__file__).parents[3] / "scripts"
 sys.path.insert(0, str(SCRIPTS))

@@ -4,7 +4,7 @@ import pytest
 from transformers import AutoConfig
 
 from rft.distributed import start
-from rft.strategy.parallel.context import Context
+from rft.strategy.parallel.context import ContextParallel
 from tests.actor.packing.kernels.references import KERNELS
 from tests.helpers import (
     ALL_ON_ONE,
@@ -82,7 +82,7 @@ def test_what_ranks_cannot_compute_together_is_refused():
     with pytest.raises(ValueError, match=r"^strategy\.context_parallel=2 does not divide the 1 processes"):
         make_strategy(world, context_parallel=2)
     strategy = make_strategy(world)
-    strategy.context = object.__new__(type("Three", (Context,), {"size": 3}))
+    strategy.context = object.__new__(type("Three", (ContextParallel,), {"size": 3}))
     with pytest.raises(ValueError, match=r"context_parallel=3 does not divide the 4 attention heads of actor"):
         make_actor(world, strategy, model_config=MODEL)
     with pytest.raises(ValueError, match=r"^strategy\.context_parallel=3 .* set actor\.packing=true"):
@@ -92,4 +92,4 @@ def test_what_ranks_cannot_compute_together_is_refused():
 def test_layers_that_ranks_cannot_share_are_refused():
     message = r"^strategy\.context_parallel=1: actor is a qwen3_next, whose linear attention ranks cannot"
     with pytest.raises(ValueError, match=message):
-        Context(start("cpu"), 1).check_model(AutoConfig.for_model("qwen3_next"), True, "actor")
+        ContextParallel(start("cpu"), 1).check_model(AutoConfig.for_model("qwen3_next"), True, "actor")

@@ -1,46 +1,37 @@
-"""Chooses the kernel of `strategy.attention` for a model, and tests it on the device before it is used."""
+"""Chooses the kernel of `strategy.attention` for a model; it is tested on the device before it is used."""
 
 import logging
-from collections.abc import Callable
-from dataclasses import replace
+from typing import Any
 
-import torch
-from torch import Tensor
-
-from rft.actor.packing.kernels.base import AttentionKernel, AttentionNeeds, AttentionRule
-from rft.actor.packing.kernels.flex import FlexKernel
-from rft.actor.packing.kernels.rows import FlashKernel, RowsKernel, VarlenKernel
-from rft.actor.packing.kernels.sdpa import SdpaKernel
-from rft.actor.packing.layout import PackedSegment, Segments
+from rft.actor.packing.kernels.base import AttentionKernel, AttentionNeeds
+from rft.imports import import_part
 from rft.strategy.attention import kernels_to_try
 from rft.strategy.base import Strategy
 
-KERNELS: dict[str, Callable[[], AttentionKernel]] = {
-    "flash": FlashKernel,
-    "varlen": VarlenKernel,
-    "flex": FlexKernel,
-    "sdpa": SdpaKernel,
+KERNELS = {  # module and class; a run that tries a kernel imports it
+    "flash": ("rows", "FlashKernel"),
+    "varlen": ("rows", "VarlenKernel"),
+    "flex": ("flex", "FlexKernel"),
+    "sdpa": ("sdpa", "SdpaKernel"),
 }
 PLANNED = ("flash", "flex")
-TESTED = (PackedSegment(2, 3), PackedSegment(1, 5), PackedSegment(2, 4, prefix=1), PackedSegment(1, 9, prefix=1))
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 5e-3}  # of the largest number
 
 
-class PlannedKernel(VarlenKernel):
-    """Allocates what flash-attn and flex attention allocate, for `mode=plan` on a machine that cannot run them."""
+def make_kernel(name: str) -> AttentionKernel:
+    """The kernel with a name of `KERNELS`."""
+    kernel: AttentionKernel = _part(*KERNELS[name], name)()
+    return kernel
 
-    def refuses(self, needs: AttentionNeeds) -> str | None:
-        """See `AttentionKernel.refuses`; both kernels have soft caps."""
-        return RowsKernel.refuses(self, needs)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, segments: Segments, rule: AttentionRule) -> Tensor:
-        return super().attend(query, key, value, segments, replace(rule, softcap=None))
+def _part(module: str, name: str, attention: str) -> Any:
+    return import_part(f"{__package__}.{module}", name, f"strategy.attention={attention}")
 
 
 def choose_kernel(strategy: Strategy, needs: AttentionNeeds, key: str) -> AttentionKernel:
     """The first kernel that `strategy.attention` allows and that computes what the layers of a model need.
 
-    In `mode=plan` the device of the run may be absent; a `PlannedKernel` then stands for those that need it.
+    In `mode=plan` the device of the run may be absent; a `PlannedKernel` of `rows.py` then stands for those that need
+    it.
 
     Args:
         needs: of the model with this yaml key.
@@ -51,12 +42,11 @@ def choose_kernel(strategy: Strategy, needs: AttentionNeeds, key: str) -> Attent
     absent = strategy.device_type != strategy.world.device.type
     reasons: list[str] = []
     for name in kernels_to_try(strategy.attention, strategy.device_type, strategy.dtype):
-        kernel = PlannedKernel() if absent and name in PLANNED else KERNELS[name]()
+        kernel = _part("rows", "PlannedKernel", name)() if absent and name in PLANNED else make_kernel(name)
         reason = kernel.refuses(needs)
         if reason is None and not absent and name != "sdpa":
-            error = largest_error(kernel, needs, strategy.world.device, strategy.dtype)
-            limit = TOLERANCE[strategy.dtype]
-            reason = None if error <= limit else f"a test on the device is off by {error:.3g} (more than {limit})"
+            test = _part("device_test", "device_error", name)
+            reason = test(kernel, needs, strategy.world.device, strategy.dtype)
         if reason is None:
             if strategy.device_type == "cuda" and strategy.world.rank == 0:
                 skipped = "".join(f"; {text}" for text in reasons)
@@ -67,38 +57,3 @@ def choose_kernel(strategy: Strategy, needs: AttentionNeeds, key: str) -> Attent
         f"strategy.attention={strategy.attention}, which the {key} cannot use ({'; '.join(reasons)}); set "
         "strategy.attention=auto"
     )
-
-
-def largest_error(kernel: AttentionKernel, needs: AttentionNeeds, device: torch.device, dtype: torch.dtype) -> float:
-    """How far a kernel is from scaled_dot_product_attention in float32, in results and gradients of random rows.
-
-    The rows are of several lengths, with and without a shared prefix and, if the model has windows, with and without a
-    window. Each difference is divided by the largest number of its tensor.
-
-    Args:
-        needs: of the model whose heads are tested.
-    """
-    shape = (1, needs.heads, sum(segment.rows * segment.length for segment in TESTED), needs.width)
-    generator = torch.Generator().manual_seed(0)
-    key_shape = (1, needs.key_heads, *shape[2:])
-    sinks = (torch.randn(needs.heads, generator=generator),) if needs.sinks else ()
-    inputs = [*(torch.randn(size, generator=generator) for size in (shape, key_shape, key_shape)), *sinks]
-    inputs = [tensor.to(device, dtype) for tensor in inputs]
-    errors = []
-    for window in (None, 4) if needs.windows else (None,):
-        results = _results(kernel, inputs, window, needs.softcap)
-        expected = _results(SdpaKernel(), [tensor.float() for tensor in inputs], window, needs.softcap)
-        errors += [(one - other).abs().max() / other.abs().max() for one, other in zip(results, expected, strict=True)]
-    return float(torch.stack(errors).max())
-
-
-@torch.enable_grad()
-def _results(kernel: AttentionKernel, inputs: list[Tensor], window: int | None, capped: bool) -> list[Tensor]:
-    """Result and gradients of a kernel, in float32."""
-    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
-    query, key, value, *sinks = leaves
-    rule = AttentionRule(None, window, 5.0 if capped else None, sinks[0] if sinks else None)
-    out = kernel.attend(query, key, value, TESTED, rule)
-    slopes = torch.linspace(-1.0, 1.0, out.numel(), device=out.device).view(out.shape)
-    gradients = torch.autograd.grad((out.float() * slopes).sum(), leaves)
-    return [out.detach().float(), *(gradient.float() for gradient in gradients)]

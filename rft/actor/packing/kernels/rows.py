@@ -351,3 +351,14 @@ class VarlenKernel(RowsKernel):
             gradient, q, k, v, out, lse, *lengths, 0.0, call.causal, seed, unused, scale=call.scaling, **call.seen
         )
         return gradients
+
+
+class PlannedKernel(VarlenKernel):
+    """Allocates what flash-attn and flex attention allocate, for `mode=plan` on a machine that cannot run them."""
+
+    def refuses(self, needs: AttentionNeeds) -> str | None:
+        """See `AttentionKernel.refuses`; both kernels have soft caps."""
+        return RowsKernel.refuses(self, needs)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, segments: Segments, rule: AttentionRule) -> Tensor:
+        return super().attend(query, key, value, segments, replace(rule, softcap=None))

@@ -7,8 +7,9 @@ import torch
 
 from rft.actor.packing.kernels import choose
 from rft.actor.packing.kernels.base import AttentionNeeds
-from rft.actor.packing.kernels.choose import KERNELS, PlannedKernel, choose_kernel, largest_error
-from rft.actor.packing.kernels.rows import FlashKernel, VarlenKernel
+from rft.actor.packing.kernels.choose import KERNELS, choose_kernel
+from rft.actor.packing.kernels.device_test import TOLERANCE, largest_error
+from rft.actor.packing.kernels.rows import FlashKernel, PlannedKernel, VarlenKernel
 from rft.actor.packing.kernels.sdpa import SdpaKernel
 from rft.strategy.attention import ORDER, Attention
 from tests.actor.packing.kernels.references import aten_backward, install
@@ -89,7 +90,7 @@ def test_a_kernel_that_computes_something_else_is_not_used(monkeypatch):
 def test_the_limit_leaves_room_for_the_rounding_of_a_dtype(dtype):
     capped = AttentionNeeds(softcap=True, sinks=True, windows=True, width=64, heads=4, key_heads=2)
     error = largest_error(SdpaKernel(), capped, CPU, dtype)
-    assert 1e-4 < error < choose.TOLERANCE[dtype]
+    assert 1e-4 < error < TOLERANCE[dtype]
 
 
 def test_flash_attention_is_made_only_if_it_is_installed():
