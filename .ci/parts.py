@@ -3,9 +3,9 @@
 python .ci/parts.py          # prints an option of pytest for each of these files
 python .ci/parts.py --all    # prints nothing
 
-A part is what tests/architecture/parts.py lists. A change of the part itself, of the core, of a yaml, of what tests
-share or of a version concerns it; a change of another part, of a page or of another test file does not. How many files
-are left out is printed to stderr.
+A part is what tests/architecture/parts.py lists. A change of the part itself, of one that it needs, of the core, of a
+yaml, of what tests share or of a version concerns it; a change of another part, of a page or of another test file does
+not. How many files are left out is printed to stderr.
 """
 
 import argparse
@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))
 
 from suites import FULL_PASS, changed_files, changed_packages, full_pass  # noqa: E402
 
-from tests.architecture.parts import files_of_parts  # noqa: E402
+from tests.architecture.parts import NEEDS, files_of_parts  # noqa: E402
 from tests.architecture.rules import mirrored  # noqa: E402
 
 OTHER = ("docs/", "recipes/", "scripts/")  # what the slow tests of no part read
@@ -42,7 +42,7 @@ def unchanged(root: Path, tested: dict[str, set[str]], changed: Iterable[str]) -
 
     Args:
         root: of the clone.
-        tested: the parts that each test file tests.
+        tested: the parts that each test file needs.
         changed: the paths of the changed files.
     """
     files = files_of_parts(root)
@@ -58,8 +58,13 @@ def unchanged(root: Path, tested: dict[str, set[str]], changed: Iterable[str]) -
     return sorted(left_out)
 
 
+def with_needs(part: str) -> set[str]:
+    """A part, and the parts that it needs, which need others."""
+    return {part}.union(*map(with_needs, NEEDS.get(part, ())))
+
+
 def parts_of_tests(root: Path) -> dict[str, set[str]]:
-    """The parts that a test file tests, of every file that tests nothing else."""
+    """The parts that a test file tests and those that they need, of every file that tests nothing else."""
     files = files_of_parts(root)
     tested = {}
     for path in (root / "tests").rglob("test_*.py"):
@@ -67,7 +72,7 @@ def parts_of_tests(root: Path) -> dict[str, set[str]]:
         subjects = {file for place in found for file in ([place] if place.is_file() else place.rglob("*.py"))}
         of = {part for part, its in files.items() if its & subjects}
         if subjects and subjects <= set().union(*(files[part] for part in of)):
-            tested[str(path.relative_to(root))] = of
+            tested[str(path.relative_to(root))] = set().union(*map(with_needs, of))
     return tested
 
 

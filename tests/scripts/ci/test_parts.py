@@ -23,7 +23,7 @@ def tested():
 
 
 def test_a_test_file_tests_the_parts_whose_modules_its_name_says(tested):
-    assert tested[ATTACKS] == {"sandbox"}
+    assert tested[ATTACKS] >= {"sandbox", "worker processes"}, "which the sandbox needs"
     assert tested[TENSORBOARD] == {"loggers of services"}
     assert tested[MCP] >= {"environments", "adapters of environments"}
     assert not any(path.startswith(("tests/e2e/", "tests/scripts/")) for path in tested), "these start whole runs"
@@ -40,6 +40,7 @@ def test_a_test_file_tests_the_parts_whose_modules_its_name_says(tested):
         (["rft/rollout/environment/adapters/mcp.py"], {ATTACKS, TENSORBOARD}),
         (["rft/reward/sandbox/isolation/harness.py", "rft/logger/tensorboard.py"], {MCP}),
         ([ATTACKS, "tests/train/test_stop.py"], {MCP, TENSORBOARD}),
+        (["rft/worker/worker.py"], {TENSORBOARD}),
         (["rft/train/trainer.py"], set()),
         (["rft/reward/sandbox/of_yesterday.py"], set()),
         (["rft/config/logger/wandb.yaml"], set()),
