@@ -107,8 +107,8 @@ def check_stream(buffer: int | None, train: Target) -> None:
 
 
 def check_streamable(rows: Target) -> None:
-    """Raises a ValueError if a class of rows cannot be streamed."""
-    if not issubclass(rows.factory, StreamableRows):
+    """Raises a ValueError if rows cannot be streamed: those of a function, and of most classes."""
+    if not (isinstance(rows.factory, type) and issubclass(rows.factory, StreamableRows)):
         raise ValueError(
             f"data.streaming: {rows.key} is a {rows.factory.__name__}, which cannot be streamed; set "
             "data.streaming=null"

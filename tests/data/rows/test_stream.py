@@ -203,6 +203,7 @@ def test_what_cannot_be_streamed_is_refused_by_key(files, tiny, tmp_path):
     for data, message in (
         ({"streaming": 0}, r"data\.streaming=0: it must be at least 1"),
         ({"train": config["data"]["train"]}, r"data\.streaming: data\.train is a Symbolic, which cannot be streamed"),
+        ({"train": {"_target_": "uuid.uuid4"}}, r"data\.streaming: data\.train is a uuid4, which cannot be streamed"),
     ):
         with pytest.raises(ValueError, match=message):
             Job(config_of(config, files) | {"data": config_of(config, files)["data"] | data})
