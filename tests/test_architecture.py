@@ -3,6 +3,7 @@
 `ALLOWED` lists the violations that stay, with the reason. A listed violation that no longer exists fails the test too.
 """
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -274,6 +275,16 @@ def test_a_part_imports_each_part_that_it_needs():
     for part, needed in NEEDS.items():
         imported = {known[other] for path in of_parts[part] for other in imports(names[path], path, known)}
         assert [other for other in needed if not imported & of_parts[other]] == [], part
+
+
+def test_a_wheel_has_every_file_of_the_package():
+    """An editable installation has them anyway."""
+    package = ROOT / "rft"
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["rft"]
+    files = {path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    modules = {path for path in files if path.suffix == ".py"}
+    assert files - modules == {path for pattern in patterns for path in package.glob(pattern) if path.is_file()}
+    assert [path for path in modules if not (path.parent / "__init__.py").exists()] == []
 
 
 def test_every_rule_is_shown_to_fail():
