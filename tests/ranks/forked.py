@@ -37,7 +37,9 @@ def run_on_ranks(script: Path, arguments: list[str], ranks: int, log: Path) -> b
 
     A script of which a rank dies in native code runs a second time, with a warning that has the stacks of its threads:
     a thread of gloo without Python has ended ranks with a segmentation fault or a damaged heap, in about one of ten
-    runs of all tests (torch 2.13). The cause is not known. Python code that fails is not repeated.
+    runs of all tests (torch 2.13). The cause is not known. Python code that fails is not repeated. The stacks of
+    threads without Python may be missing: torch prints them in a signal handler that allocates memory, which can die
+    itself ("malloc(): mismatching next->prev_size").
     """
     codes = _run(script, arguments, ranks, log)
     if not DEADLY.isdisjoint(codes):
