@@ -91,9 +91,8 @@ def balance(servers, groups, probe=up, on_result=None, **changes):
         policy=ServerPolicy(**POLICY | changes),
         key="here",
         counts=counts,
-        on_result=on_result,
     )
-    return asyncio.run(balancer.run([[Numbered(number) for number in group] for group in groups])), counts
+    return asyncio.run(balancer.run([[Numbered(number) for number in group] for group in groups], on_result)), counts
 
 
 def got(servers):

@@ -123,7 +123,6 @@ class ServedTeacher(ColumnModel):
             policy=self.options,
             key=self.key,
             counts=Counter(),
-            on_result=None,
         )
 
     async def _probe(self, client: ServerClient) -> None:
