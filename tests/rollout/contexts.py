@@ -20,7 +20,9 @@ NO_THOUGHTS = PromptThoughts(StubTokenizer(1))  # of encoders without a tokenize
 def sampling_of_yaml(**changes: Any) -> Sampling:
     """How the yaml of the group `rollout` samples; its other keys are of the run."""
     names = {field.name for field in dataclasses.fields(Sampling)}
-    given = {name: value for name, value in yaml_options("rollout/_base.yaml", max_new_tokens=24).items() if name in names}
+    given = {
+        name: value for name, value in yaml_options("rollout/_base.yaml", max_new_tokens=24).items() if name in names
+    }
     return Sampling(**given | {"first_token": None, "max_new_tokens": 24} | changes)
 
 
