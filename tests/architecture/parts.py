@@ -88,6 +88,7 @@ PARTS = {
         "rft/remote/call_pool.py",
         "rft/modes/serve",
     ),
+    "asynchronous rollout": ("rft/rollout/schedule",),
     "forced stop": ("rft/rollout/interruption.py",),
     "dynamic sampling": ("rft/rollout/source/dynamic_sampling.py",),
     "sources of self-play, mixed batches and curricula": (
