@@ -14,10 +14,11 @@ from bisect import insort_left, insort_right
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from rft.remote.http_client import PROBE_S, RequestFailed, ServerClient, deadline
-from rft.remote.retry import Backoff, ServerPolicy
+from rft.remote.retry import ServerPolicy
+from rft.remote.server_requests import Assignment, Continued, RequestGroup, Round, Server, ServerRequest
 from rft.waits import Reminder
 
 TICK_S = 0.1  # between looks for groups that are late
@@ -25,145 +26,6 @@ TICK_S = 0.1  # between looks for groups that are late
 LATE = 2.0
 LATE_S = 1.0
 RECENT = 1000  # finished groups whose mean duration counts
-PAUSES_S = (0.05, 5.0)  # the shortest and the longest pause of a busy server
-
-
-class Call(NamedTuple):
-    """A POST: path and JSON body."""
-
-    path: str
-    body: dict[str, Any]
-
-
-@dataclass(eq=False)
-class Server:
-    """What one rank knows of a server.
-
-    Attributes:
-        client: sends requests to it.
-        window: requests that it gets at once.
-        running: requests that it works on.
-        ready: its last probe succeeded, and no request has failed since.
-        problem: why it is not ready.
-        backoff: its pauses, in which it gets no requests.
-        busy_since: the time of its first refusal since its last answer, or None.
-    """
-
-    client: ServerClient
-    window: float
-    running: int = 0
-    ready: bool = False
-    problem: str = "not probed yet"
-    backoff: Backoff = field(default_factory=lambda: Backoff(*PAUSES_S))
-    busy_since: float | None = None
-
-    def answered(self, most: int) -> None:
-        """Widens the window by one per window of answers, up to `most`, and ends the backoff."""
-        self.window = min(float(most), self.window + 1 / self.window)
-        self.backoff.reset()
-        self.busy_since = None
-
-    def rest(self) -> None:
-        """Halves the window and pauses the server; refusals during a pause count once."""
-        if not self.backoff.pausing:
-            self.window = max(1.0, self.window / 2)
-            self.backoff.start()
-
-
-class ServerRequest(Protocol):
-    """A request that every server of a run can answer."""
-
-    def call(self, client: ServerClient) -> Call:
-        """The POST for this server."""
-        ...
-
-    def read(self, client: ServerClient, answer: Any) -> Any:
-        """The result in a parsed JSON response; a `Continued` where the server has answered a part of the request.
-
-        Raises:
-            KeyError, IndexError, TypeError, ValueError: the response is malformed.
-            RequestFailed: the response is valid but must not be used, such as a stale one.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class Continued:
-    """A request of which a server has answered a part.
-
-    Attributes:
-        request: for the rest; its result is that of the whole.
-    """
-
-    request: ServerRequest
-
-
-@dataclass(eq=False)
-class Round:
-    """Groups that are wanted together.
-
-    Attributes:
-        total: requests of all groups.
-        order: groups of a round of lower order are handed out first, and of the same order in the order of the calls.
-        on_result: see `LoadBalancer.run`.
-        ended: gets the error that ends the round, or None once all results are taken.
-        done: requests with a result.
-    """
-
-    total: int
-    order: int
-    on_result: Callable[[int, int, Any], None] | None
-    ended: asyncio.Future[None]
-    done: int = 0
-
-    def end(self, error: BaseException | None = None) -> None:
-        """Ends the round; the first end counts."""
-        if self.ended.done():
-            return
-        if error is None:
-            self.ended.set_result(None)
-        else:
-            self.ended.set_exception(error)
-
-
-@dataclass(eq=False)
-class Assignment:
-    """A group at a server.
-
-    Attributes:
-        since: when the server got it, in time of the event loop.
-        outstanding: requests without an answer.
-        task: sends the requests.
-    """
-
-    since: float
-    outstanding: int
-    task: asyncio.Task[None]
-
-
-@dataclass(eq=False)
-class RequestGroup:
-    """Requests that go to one server together, such as the samples of one prompt.
-
-    Attributes:
-        round: that wants the results.
-        number: of the group in its round.
-        requests: all of them; one that a server has answered in part is replaced by the one for the rest.
-        results: those that have arrived, by position.
-        assignments: the servers that work on the group.
-        failures: how often each server failed at the group.
-    """
-
-    round: Round
-    number: int
-    requests: list[ServerRequest]
-    results: dict[int, Any] = field(default_factory=dict)
-    assignments: dict[Server, Assignment] = field(default_factory=dict)
-    failures: Counter[Server] = field(default_factory=Counter)
-
-    def missing(self) -> list[int]:
-        """Positions without a result."""
-        return [number for number in range(len(self.requests)) if number not in self.results]
 
 
 @dataclass(eq=False)
@@ -245,8 +107,8 @@ class LoadBalancer:
         async with self._switch:
             self._rounds.discard(one)
             self._queue = [group for group in self._queue if group.round is not one]
-            mine = [group for group in self._started if group.round is one]
-            tasks = {assignment.task for group in mine for assignment in group.assignments.values()}
+            started = [group for group in self._started if group.round is one]
+            tasks = {assignment.task for group in started for assignment in group.assignments.values()}
             if not self._rounds:
                 tasks, self._tasks, self._distributor = tasks | self._tasks, set(), None
             for task in tasks:

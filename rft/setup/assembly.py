@@ -352,9 +352,7 @@ class Job(Components):
                     models[role.key] = shared or model(self.helpers[role.key])
         return models
 
-    def build_stages(
-        self, source: Callable[[Target, int, Algorithm, int], Source], optimizer: Optimizer
-    ) -> list[Stage]:
+    def build_stages(self, source: Callable[..., Source], optimizer: Optimizer) -> list[Stage]:
         """The stages of the run.
 
         Args:

@@ -117,8 +117,8 @@ class Constraints(Parts):
         engine, source = self.engine.factory, self.source.factory
         if not engine.facts.concurrent:
             yield (
-                f"{key}: {engine.__name__} does not sample while the run trains; choose rollout=vllm_server, or "
-                f"{synchronous}"
+                f"{key}: {engine.__name__} does not sample while the run trains; choose an engine that does, see "
+                f"docs/async.md, or {synchronous}"
             )
         if self.environments is not None:
             yield f"{key}: episodes of environments do not outlive a step; {synchronous}"

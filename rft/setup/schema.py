@@ -81,9 +81,9 @@ class Rollout(Sampling):
         staleness: how many versions older than the weights that train the weights that sampled a token may be; 0: each
             step samples its own text. See docs/async.md.
         in_flight: groups that are sampled at a time, over all ranks; null: those of `staleness` + 1 steps.
-        while_updating: what becomes of answers that are sampled while new weights arrive. recompute: the server computes
-            their keys and values again, with the new weights, and goes on. abort: it returns their tokens, which go on
-            as a prompt.
+        while_updating: what becomes of answers that are sampled while new weights arrive. recompute: the server
+            computes their keys and values again, with the new weights, and continues. abort: it returns their tokens,
+            which are continued as a prompt.
     """
 
     engine: Any

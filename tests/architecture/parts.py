@@ -12,6 +12,7 @@ PARTS = {
         "rft/rollout/engine/model_folder.py",
         "rft/rollout/server",
         "rft/remote/load_balancer.py",
+        "rft/remote/server_requests.py",
         "rft/remote/json_values.py",
         "rft/remote/process_supervisor.py",
         "rft/remote/server_process.py",

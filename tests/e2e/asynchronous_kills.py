@@ -4,7 +4,7 @@
 
 FOLDER/config.json is the resolved config of a run in the folder `run` below FOLDER. FOLDER/outcomes.json has for each
 kill: the last step that was logged before it, the prompts whose groups the last checkpoint held, and those that were
-answered afterwards; and for each run its ledger and its numbers at the end. COUNT is the number of kills that are tried.
+answered afterwards; and for each run its ledger and its numbers at the end. COUNT kills are tried.
 """
 
 import json

@@ -21,7 +21,7 @@ from rft.rollout.engine.sampling import Sampling
 from rft.strategy.gather import WHOLE, GatherOptions
 
 # What becomes of a request that runs while new weights arrive. recompute: its keys and values are computed again by the
-# new weights, behind which it goes on. abort: its tokens come back, and go on as a prompt.
+# new weights, and it continues. abort: its tokens come back, and are continued as a prompt.
 WhileUpdating = Literal["recompute", "abort"]
 
 

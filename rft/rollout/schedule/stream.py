@@ -8,7 +8,9 @@ main thread, inside `next`, draws rows, calls collectives and decides what train
 import logging
 import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rft.batch.media import keep_once, share_again
@@ -76,7 +78,7 @@ class GroupStream:
         self._done: dict[int, Answered] = {}  # of this rank
         self._problem: BaseException | None = None
         self._changed = threading.Condition()
-        self._threads: list[threading.Thread] = []
+        self._threads = ThreadPoolExecutor(self.governor.in_flight, "group")
         self._closed = False
         self._idle_since: float | None = None
         self._idle_s = 0.0  # in which this rank sampled nothing, since the last step
@@ -121,8 +123,7 @@ class GroupStream:
             assert looked_at, "too few prompts are drawn"
             left -= len(looked_at)
             found, dropped = self._wait_for(looked_at), list[int]()
-            mine = filter(governor.owns, looked_at)
-            for ordinal, answered in zip(mine, found, strict=True):
+            for ordinal, answered in zip(filter(governor.owns, looked_at), found, strict=True):
                 if not keeps(redraw, answered.group):
                     source.drop([answered.group], NO_SIGNAL)
                     metrics.include(answered.metrics)
@@ -154,72 +155,58 @@ class GroupStream:
         with self._changed:
             for ordinal, one in zip(self.governor.draw(count), drawn, strict=True):
                 self._add(ordinal, one)
-        self._begin()
+            self._start()
 
     def _add(self, ordinal: int, drawn: Drawn) -> None:
         self._drawn[ordinal] = drawn
         if self.governor.owns(ordinal):
             self._rows[ordinal] = self._context.rows[drawn.row]
 
-    def _begin(self) -> None:
-        """Starts as many threads as there are groups to sample, and wakes those that wait."""
-        with self._changed:
-            wanted = min(self.governor.in_flight, len(self.governor.waiting) + len(self.governor.running))
-            for number in range(len(self._threads), wanted):
-                thread = threading.Thread(target=self._work, daemon=True, name=f"group {number}")
-                self._threads.append(thread)
-                thread.start()
-            self._changed.notify_all()
+    def _start(self) -> None:
+        """Starts what the governor allows. The caller holds `_changed`."""
+        while not self._closed and (ordinal := self.governor.may_start()) is not None:
+            if self._idle_since is not None:
+                self._idle_s += time.perf_counter() - self._idle_since
+                self._idle_since = None
+            self.governor.start(ordinal)
+            position, row = self._drawn[ordinal].position, self._rows[ordinal]
+            future = self._threads.submit(self._answer, position, row, ordinal)
+            future.add_done_callback(partial(self._end, ordinal))
 
-    def _work(self) -> None:
-        """One thread: answers one row after another."""
-        while (ordinal := self._take()) is not None:
-            metrics = Metrics()
-            try:
-                group = self._source.answer_row(
-                    self._drawn[ordinal].position, self._rows[ordinal], metrics, order=ordinal
-                )
-            except (Exception, SystemExit) as error:  # noqa: BLE001  # the main thread raises it
-                with self._changed:
-                    self._problem = self._problem or error
-                    self._changed.notify_all()
+    def _answer(self, position: int, row: dict[str, Any], ordinal: int) -> Answered:
+        metrics = Metrics()
+        return Answered(self._source.answer_row(position, row, metrics, order=ordinal), metrics)
+
+    def _end(self, ordinal: int, answered: Future[Answered]) -> None:
+        """A thread has answered a row, or has failed, which ends the run."""
+        with self._changed:
+            self.governor.end(ordinal)
+            if not self.governor.running:
+                self._idle_since = time.perf_counter()
+            if answered.cancelled():
                 return
-            with self._changed:
-                self.governor.end(ordinal)
+            if (error := answered.exception()) is not None:
+                self._problem, self._closed = self._problem or error, True
+            else:
                 del self._rows[ordinal]
-                self._done[ordinal] = Answered(group, metrics)
-                if not self.governor.running:
-                    self._idle_since = time.perf_counter()
-                self._changed.notify_all()
-
-    def _take(self) -> int | None:
-        """The next ordinal to sample; waits until there is one. None once the stream is closed."""
-        with self._changed:
-            while not self._closed and self._problem is None:
-                if (ordinal := self.governor.may_start()) is not None:
-                    self.governor.start(ordinal)
-                    if self._idle_since is not None:
-                        self._idle_s += time.perf_counter() - self._idle_since
-                        self._idle_since = None
-                    return ordinal
-                self._changed.wait()
-        return None
+                self._done[ordinal] = answered.result()
+                self._start()
+            self._changed.notify_all()
 
     def _wait_for(self, ordinals: list[int]) -> list[Answered]:
         """Waits for the groups of this rank among these ordinals."""
-        mine = [ordinal for ordinal in ordinals if self.governor.owns(ordinal)]
+        own = [ordinal for ordinal in ordinals if self.governor.owns(ordinal)]
 
         def what() -> str:
-            missing = sum(ordinal not in self._done for ordinal in mine)
-            return f"rank {self._context.world.rank} waits for {missing} of {len(mine)} groups of the next step"
+            missing = sum(ordinal not in self._done for ordinal in own)
+            return f"rank {self._context.world.rank} waits for {missing} of {len(own)} groups of the next step"
 
         with waiting(what, "groups"), self._changed:
-            while missing := [ordinal for ordinal in mine if ordinal not in self._done]:
+            while not self._done.keys() >= {*own}:
                 if self._problem is not None:
                     raise self._problem
-                assert not self._closed and missing[0] in self._rows, "an ordinal that is sampled nowhere"
                 self._changed.wait()
-        return [self._done[ordinal] for ordinal in mine]
+        return [self._done[ordinal] for ordinal in own]
 
     def _measure(self, groups: list[Group], step: int, metrics: Metrics) -> None:
         """Adds the ages of the tokens of a step, and checks the bound."""
@@ -248,7 +235,7 @@ class GroupStream:
         """Gives up what is sampled."""
         with self._changed:
             self._closed, running = True, bool(self.governor.running)
-            self._changed.notify_all()
+        self._threads.shutdown(wait=False, cancel_futures=True)
         if running:
             self._context.sampler.abort()
 

@@ -22,8 +22,9 @@ from rft.actor.model import end_tokens
 from rft.batch.encoded import as_encoded
 from rft.remote.event_loop import EventLoop
 from rft.remote.http_client import RequestFailed, ServerClient
-from rft.remote.load_balancer import LoadBalancer, Server
+from rft.remote.load_balancer import LoadBalancer
 from rft.remote.server_process import LOCAL, ServerProcess, free_port
+from rft.remote.server_requests import Server
 from rft.rollout.engine.base import (
     Completion,
     Engine,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rft.remote.http_client import RequestFailed, ServerClient
-from rft.remote.load_balancer import Call, Continued
+from rft.remote.server_requests import Call, Continued
 from rft.rollout.engine.base import row_seed
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.server.server_api import Aborted, Sampled, ServerApi, ServerPrompt
@@ -21,7 +21,7 @@ class SampleOptions:
         sampling: how tokens are drawn.
         oldest: the oldest version of the weights whose tokens are taken.
         newest: returns the newest one that a server can have by now.
-        continues: an aborted sample goes on behind its tokens; otherwise it begins again.
+        continues: an aborted sample is continued behind its tokens; otherwise it begins again.
         fields: of the body, beside those of `ServerApi.request`.
     """
 

@@ -16,8 +16,8 @@ from rft.batch.encoded import MediaFacts, as_encoded
 from rft.data.encode.media.files import lossless_url
 from rft.remote.http_client import ServerClient
 from rft.remote.json_values import are_numbers, are_tokens
-from rft.remote.load_balancer import Call
 from rft.remote.server_process import LOCAL
+from rft.remote.server_requests import Call
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.server import remote
 from rft.rollout.server.options import Servers

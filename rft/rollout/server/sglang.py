@@ -16,8 +16,8 @@ import torch
 
 from rft.batch.encoded import MediaFacts, as_encoded
 from rft.remote.http_client import PROBE_S, RequestRefused, ServerClient
-from rft.remote.load_balancer import Call
 from rft.remote.server_process import LOCAL
+from rft.remote.server_requests import Call
 from rft.rollout.engine.base import Completion, EngineCheckContext, OnCompletion, Request
 from rft.rollout.engine.expanded import check_expanded
 from rft.rollout.engine.sampling import Sampling

@@ -19,8 +19,8 @@ from rft.actor.loading.tensor_names import renamed
 from rft.actor.lora.base import LoraWeights
 from rft.batch.encoded import MediaFacts
 from rft.remote.http_client import RequestRefused, ServerClient
-from rft.remote.load_balancer import Call
 from rft.remote.server_process import LOCAL
+from rft.remote.server_requests import Call
 from rft.rollout.engine.base import EngineCheckContext, EngineContext
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.engine.vllm_checks import (
@@ -243,7 +243,7 @@ class VLLMServersOptions(ServersOptions):
             )
         if context.media and context.while_updating == "abort":
             raise ValueError(
-                "rollout.while_updating=abort: an answer to media does not go on behind its tokens; set it to recompute"
+                "rollout.while_updating=abort: an answer to media cannot be continued as a prompt; set it to recompute"
             )
 
     def check_here(self) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from rft.remote.http_client import RequestFailed, ServerClient
-from rft.remote.load_balancer import Continued
+from rft.remote.server_requests import Continued
 from rft.rollout.engine.base import row_seed
 from rft.rollout.engine.sampling import FirstToken
 from rft.rollout.engine.texts import until_stop
