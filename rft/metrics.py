@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
+TIMES = "time/"  # the names of timers begin with it
 ReadNote = Callable[[list[float]], tuple[float, dict[str, Any]] | None]
 
 
@@ -69,6 +70,24 @@ class Metrics:
             part = (len(values), mean, float((values - mean).square().sum()))
             self._moments.setdefault(name, []).append(part)
 
+    def include(self, other: "Metrics") -> None:
+        """Adds what another table has collected, without the seconds of its timers: they ran beside those of this one.
+
+        Args:
+            other: without notes.
+        """
+        assert not other._notes, "notes of single tokens belong to one step"
+        for sums, added in ((self._pairs, other._pairs), (self._weights, other._weights)):
+            for name, part in added.items():
+                _add(sums, name, part)
+        for name, value in other._largest.items():
+            if not name.startswith(TIMES):
+                self.largest(name, value)
+        for name, number in other._counts.items():
+            self.count(name, number)
+        for name, parts in other._moments.items():
+            self._moments.setdefault(name, []).extend(parts)
+
     def effective_share(self, name: str, weights: Tensor, mask: Tensor) -> None:
         """Adds weights to an effective sample size, as a share of all samples: (mean w)^2 / mean w^2."""
         weights = torch.where(mask, weights.detach().double(), 0.0)
@@ -98,7 +117,7 @@ class Metrics:
             with record_function(stage):
                 yield
         finally:
-            name = f"time/{stage}_s"
+            name = f"{TIMES}{stage}_s"
             self._largest[name] = float(self._largest.get(name, 0.0)) + time.perf_counter() - start
 
     @contextmanager

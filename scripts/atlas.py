@@ -17,8 +17,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from atlas_pages import RESULTS, Algorithm, algorithms, models_beside, pages, write_pages
-from atlas_tables import resolved
+from reference.atlas_pages import RESULTS, Algorithm, algorithms, models_beside, pages, write_pages
+from reference.atlas_tables import resolved
 from reference.page import PAGE, page
 from rich.console import Console
 from rich.progress import Progress

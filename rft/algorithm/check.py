@@ -172,6 +172,12 @@ def _correction(algorithm: Algorithm, key: str) -> None:
         algorithm.correction.check(algorithm.policy.terms[0].plugin, copied, key)
 
 
+def corrects_for_age(algorithm: Algorithm) -> bool:
+    """Whether anything weighs tokens by the probability with which the engine sampled them."""
+    reads = algorithm.reads()
+    return "rollout_logprobs" in reads or (algorithm.options.old_logprobs == "rollout" and "old_logprobs" in reads)
+
+
 def check_critic_warmup(options: AlgorithmOptions, steps: int) -> None:
     """Checks that the policy trains in at least one of the steps of the run.
 

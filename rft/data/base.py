@@ -224,6 +224,9 @@ class Source(ABC):
         """Continues from what `state_dict` returned, maybe on another number of ranks."""
         self.row_sampler.load_state_dict(state)
 
+    def close(self) -> None:
+        """Gives up what is made for later steps. The trainer calls it at the end of the stage."""
+
 
 class GivenSource(Source):
     """A source of given texts. It states what it makes of one row, so that the run can count the tokens of each row

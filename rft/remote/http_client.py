@@ -213,8 +213,8 @@ def _root_cause(error: BaseException) -> str:
 @asynccontextmanager
 async def deadline(
     what: str | Callable[[], str], deadline: float | None, reminder: Reminder | None = None
-) -> AsyncIterator[None]:
-    """Limits the time of the code inside.
+) -> AsyncIterator[asyncio.Timeout]:
+    """Limits the time of the code inside; the block gets the limit, which can be moved.
 
     Args:
         what: who waits for what.
@@ -238,7 +238,7 @@ async def deadline(
     reminding = None if reminder is None else asyncio.create_task(remind(reminder))
     try:
         async with asyncio.timeout(deadline) as limit:
-            yield
+            yield limit
     except TimeoutError as error:
         if limit.expired():
             raise TimeoutError(f"{name()}, {deadline:g} s") from error

@@ -35,12 +35,14 @@ class RowRequests:
         seeds: of the samples of each row; a trajectory is a function of row, seed, sampling and weights.
         sampling: how answers are drawn.
         forced_stop: of answers that are too long; None: they end at the limit. In an episode each answer has it.
+        order: see `Request`.
     """
 
     rows: Rows
     seeds: Sequence[list[int]]
     sampling: Sampling
     forced_stop: ForcedStop | None = None
+    order: int = -1
 
 
 class Answerer(ABC):
@@ -124,7 +126,8 @@ class SingleTurn(Answerer):
     def answer(self, asked: RowRequests, announce: Announce) -> list[list[Trajectory]]:
         rows, sampling, forced_stop = asked.rows, asked.sampling, asked.forced_stop
         prompts = self._encoder.prompts(rows)
-        requests = [Request(prompt, seeds) for prompt, seeds in zip(prompts, asked.seeds, strict=True)]
+        order = asked.order
+        requests = [Request(prompt, seeds, order=order) for prompt, seeds in zip(prompts, asked.seeds, strict=True)]
 
         def trajectory(number: int, answer: Answer) -> Trajectory:
             text = None if self._marks is None else self._marks.text(answer.tokens, sampling.stop)

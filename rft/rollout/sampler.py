@@ -17,7 +17,13 @@ from rft.strategy.gather import WHOLE, GatherOptions
 
 
 class Sampler(ABC):
-    """Samples with the weights that were published last."""
+    """Samples with the weights that were published last.
+
+    Attributes:
+        version: of these weights.
+    """
+
+    version: int = 0
 
     @abstractmethod
     def generate(
@@ -46,7 +52,7 @@ class Sampler(ABC):
         """Gives the device to the trainer. Weights must be published again before the next `generate`. A collective."""
 
     def abort(self) -> None:
-        """Stops sampling that is in flight. The run calls it when it fails."""
+        """Stops sampling that is in flight; see `Engine.abort`. The run calls it when it fails."""
 
     def health(self) -> dict[str, float]:
         """Numbers about sampling since the last call, logged as `engine/<name>`.
@@ -93,7 +99,7 @@ class EngineSampler(Sampler):
         self._wake("weights")
         self.engine.update_weights(version, weights)
         self._wake("kv_cache")
-        self.held = (model, version)
+        self.held, self.version = (model, version), version
 
     def _wake(self, part: Literal["weights", "kv_cache"]) -> None:
         if not self.engine.facts.plain_torch:

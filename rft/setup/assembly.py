@@ -31,7 +31,7 @@ from rft.logger.redact import public_config
 from rft.registry import Target
 from rft.report.run_page import RUN_REPORT
 from rft.rollout.sampler import EngineSampler
-from rft.rollout.source.base import RolloutContext
+from rft.rollout.source.base import Ahead, RolloutContext
 from rft.setup.components import Components
 from rft.setup.loadable import RunParts
 from rft.setup.unread import notices, unread_keys
@@ -268,7 +268,7 @@ class Job(Components):
         def logprobs(batch: TensorDict) -> Tensor:
             return policy.compute(batch, ("logprobs",), run.rollout.temperature)["logprobs"]
 
-        def source(target: Target, prompts: int, algorithm: Algorithm) -> Source:
+        def source(target: Target, prompts: int, algorithm: Algorithm, steps: int) -> Source:
             context = RolloutContext(
                 world=world,
                 seed=run.seed,
@@ -283,6 +283,7 @@ class Job(Components):
                 sampling=run.rollout,
                 scoring=changes.scoring or self.reward.begin,
                 logprobs=logprobs,
+                ahead=Ahead(run.rollout.staleness, run.rollout.in_flight, steps) if run.rollout.staleness else None,
             )
             made: Source = target.build(context=context)
             return made
@@ -351,11 +352,11 @@ class Job(Components):
                     models[role.key] = shared or model(self.helpers[role.key])
         return models
 
-    def build_stages(self, source: Callable[[Target, int, Algorithm], Source], optimizer: Optimizer) -> list[Stage]:
+    def build_stages(self, source: Callable[..., Source], optimizer: Optimizer) -> list[Stage]:
         """The stages of the run.
 
         Args:
-            source: builds a source that draws so many prompts a step for an algorithm.
+            source: builds a source that draws so many prompts a step for an algorithm, and for so many steps.
             optimizer: of the policy in the last stage.
         """
         run, stages = self.run, []
@@ -364,7 +365,7 @@ class Job(Components):
             stages.append(
                 Stage(
                     name="warmup",
-                    source=source(self.warmup_source, run.warmup.rows, self.warmup_algorithm),
+                    source=source(self.warmup_source, run.warmup.rows, self.warmup_algorithm, run.warmup.steps),
                     algorithm=self.warmup_algorithm,
                     steps=run.warmup.steps,
                     optimizer=run.warmup.optimizer,
@@ -375,7 +376,7 @@ class Job(Components):
         stages.append(
             Stage(
                 name="train",
-                source=source(self.source, run.batch.prompts, self.algorithm),
+                source=source(self.source, run.batch.prompts, self.algorithm, run.step_count()),
                 algorithm=self.algorithm,
                 steps=run.step_count(),
                 optimizer=optimizer,

@@ -228,6 +228,7 @@ class Components(Constraints):
             dtype=DTYPES[trainer],
             media=media,
             device_type=device_kind(self.strategy.options.device_name()),
+            while_updating=self.run.rollout.updating,
         )
         return self.engine.build(context=context)
 

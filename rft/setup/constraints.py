@@ -7,12 +7,13 @@ from collections.abc import Iterator
 
 from rft.actor.init import SCORING
 from rft.actor.options import check_adapters
-from rft.algorithm.check import check_critic_warmup, check_flow, check_reference, check_roles
-from rft.algorithm.roles import REFERENCE, ROLES
+from rft.algorithm.check import check_critic_warmup, check_flow, check_reference, check_roles, corrects_for_age
+from rft.algorithm.roles import POLICY, REFERENCE, ROLES
 from rft.data.rows.base import check_mixtures, check_stream
 from rft.errors import Check, build_each, checks, prefixed
 from rft.rollout.answerer import REWARD
 from rft.rollout.engine.base import EngineCheckContext
+from rft.rollout.source.rollout import draws_in_order
 from rft.setup.parts import Parts
 from rft.train.schedules import Schedule
 
@@ -89,6 +90,7 @@ class Constraints(Parts):
     @checks
     def _engine(self) -> Iterator[Check]:
         yield self._check_engine
+        yield self._check_staleness
         yield self._check_eval_sampling
         yield self._check_media
 
@@ -102,9 +104,40 @@ class Constraints(Parts):
                 f"rollout.engine_args.{name}: {engine.factory.__name__} takes no arguments of an engine; choose "
                 "another rollout or take it out"
             )
-        engine.options.check(EngineCheckContext(rollout.engine_args, lora, media, device, rollout))
+        engine.options.check(EngineCheckContext(rollout.engine_args, lora, media, device, rollout, rollout.updating))
         with prefixed("rollout."):
             engine.factory.check_sampling(rollout, logprobs=True)
+
+    def _check_staleness(self) -> Iterator[str]:
+        """Checks that the run can sample ahead of its steps, and that its algorithm corrects for it."""
+        staleness, sampler = self.run.rollout.staleness, self.run.algorithm.sampler
+        if not staleness:
+            return
+        key, synchronous = f"rollout.staleness={staleness}", "set rollout.staleness=0"
+        engine, source = self.engine.factory, self.source.factory
+        if not engine.facts.concurrent:
+            yield (
+                f"{key}: {engine.__name__} does not sample while the run trains; choose an engine that does, see "
+                f"docs/async.md, or {synchronous}"
+            )
+        if self.environments is not None:
+            yield f"{key}: episodes of environments do not outlive a step; {synchronous}"
+        if not draws_in_order(source):
+            yield (
+                f"{key}: {source.__name__} draws its prompts step by step; choose algorithm/source=rollout, or "
+                f"{synchronous}"
+            )
+        if sampler != POLICY:
+            yield f"{key}: algorithm.sampler={sampler} samples, whose weights stay for many steps; {synchronous}"
+        if self.run.data.streaming is not None:
+            yield f"{key}: a resumed run could not read streamed rows again; set data.streaming=null, or {synchronous}"
+        if self.reward.shard:
+            yield f"{key}: with reward.shard=true all ranks compute scores together; set it to false, or {synchronous}"
+        if not corrects_for_age(self.algorithm):
+            yield (
+                f"{key}: algorithm.old_logprobs={self.run.algorithm.old_logprobs} and no correction, so nothing "
+                "corrects for older weights; set algorithm.old_logprobs=rollout, or choose an algorithm/correction"
+            )
 
     def _check_eval_sampling(self) -> None:
         """Checks that the engine can draw the sampled answers of an evaluation."""

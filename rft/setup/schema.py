@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal, NoReturn
 from rft.actor.optim.optimizer import Optimizer
 from rft.algorithm.options import AlgorithmOptions, options_with_roles
 from rft.algorithm.roles import ROLES
-from rft.conditions import SERVED_MODEL, SERVED_REWARD, ReadIf, ReadWith, unread_fields
+from rft.conditions import SAMPLED, SERVED_MODEL, SERVED_REWARD, ReadIf, ReadWith, unread_fields
 from rft.data.options import Data
 from rft.errors import Unmade
 from rft.evaluation.options import Eval
 from rft.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Seed, Steps
 from rft.remote.http_limits import ScoringLimits, is_loopback
-from rft.rollout.engine.base import Engine
+from rft.rollout.engine.base import Engine, WhileUpdating
 from rft.rollout.engine.sampling import Sampling
 from rft.train.checkpoint.options import CheckpointOptions
 from rft.train.diverged import FaultOptions
@@ -75,10 +75,27 @@ class Dependency:
 
 @dataclass(frozen=True)
 class Rollout(Sampling):
-    """How training samples, and the engine that samples."""
+    """How training samples, and the engine that samples.
+
+    Attributes:
+        staleness: how many versions older than the weights that train the weights that sampled a token may be; 0: each
+            step samples its own text. See docs/async.md.
+        in_flight: groups that are sampled at a time, over all ranks; null: those of `staleness` + 1 steps.
+        while_updating: what becomes of answers that are sampled while new weights arrive. recompute: the server
+            computes their keys and values again, with the new weights, and continues. abort: it returns their tokens,
+            which are continued as a prompt.
+    """
 
     engine: Any
+    staleness: Annotated[NonNegativeInt, ReadWith(SAMPLED)]
+    in_flight: Annotated[PositiveInt | None, ReadIf("staleness")]
+    while_updating: Annotated[WhileUpdating, ReadIf("staleness")]
     engine_args: dict[str, Any] = field(default_factory=dict)  # only the yamls of engines with arguments have this key
+
+    @property
+    def updating(self) -> WhileUpdating | None:
+        """`while_updating` where requests can run during an update of the weights; else None."""
+        return self.while_updating if self.staleness else None
 
 
 @dataclass

@@ -112,6 +112,7 @@ class Trainer:
                         self.describe(batch, metrics, time.perf_counter() - started)
                     if self.finish(number, stage, stage_step, batch, metrics, stage is stages[-1]):
                         break
+            stage.source.close()
         return self.numbers
 
     def begin(self, number: int, stage: Stage, saved: SavedState | None) -> int:

@@ -106,7 +106,7 @@ def check_read(found: Any) -> None:
     if isinstance(found, Sampled):
         _check_tokens([*found.tokens, *(found.prompt or [])])
         assert all(type(one) in (int, float) and one <= 1e-3 for one in found.logprobs), f"log-probabilities: {found}"
-        assert found.version is None or found.version >= 0, f"the version {found.version}"
+        assert all(one is None or one >= 0 for one in found.versions), f"the versions {found.versions}"
     elif isinstance(found, TokenLogprobs):
         assert found.own.shape == (2,) and found.ids.shape == found.logprobs.shape == (2, 2), f"shapes: {found}"
         assert not torch.cat([found.own, found.logprobs.flatten()]).isnan().any(), f"no numbers: {found}"

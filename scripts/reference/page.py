@@ -5,8 +5,7 @@ from dataclasses import fields
 from itertools import groupby
 from typing import Any
 
-from atlas_tables import mark, table
-
+from reference.atlas_tables import mark, table
 from reference.docstrings import refers, sentences, summary
 from reference.options import Node, nodes, parameters
 from reference.words import condition, kind, value

@@ -12,6 +12,7 @@ PARTS = {
         "rft/rollout/engine/model_folder.py",
         "rft/rollout/server",
         "rft/remote/load_balancer.py",
+        "rft/remote/server_requests.py",
         "rft/remote/json_values.py",
         "rft/remote/process_supervisor.py",
         "rft/remote/server_process.py",
@@ -88,6 +89,7 @@ PARTS = {
         "rft/remote/call_pool.py",
         "rft/modes/serve",
     ),
+    "asynchronous rollout": ("rft/rollout/schedule",),
     "forced stop": ("rft/rollout/interruption.py",),
     "dynamic sampling": ("rft/rollout/source/dynamic_sampling.py",),
     "sources of self-play, mixed batches and curricula": (

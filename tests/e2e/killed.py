@@ -52,7 +52,7 @@ class KilledServers(VLLMServers):
 
         found = super().generate(requests, sampling, kill)
         until(self.back, 300)
-        call, old = self._sample_requests(requests[0], sampling)[0].post, found[0][0]
+        call, old = self._sample_requests(requests[0], sampling)[0].call(self.victim), found[0][0]
         new = self._server_api.parse(asyncio.run(self.victim.post(call.path, call.body)))
         apart = [abs(one - other) for one, other in zip(old.logprobs, new.logprobs, strict=False)]
         self.note |= {"same": old.tokens == new.tokens and max(apart) < 1e-4, "before": answered(self.victim)}

@@ -8,8 +8,9 @@ import pytest
 
 from rft.remote import load_balancer
 from rft.remote.http_client import RequestFailed, RequestRefused, ServerClient
-from rft.remote.load_balancer import Call, LoadBalancer, Server
+from rft.remote.load_balancer import LoadBalancer
 from rft.remote.retry import ServerPolicy
+from rft.remote.server_requests import Call, Server
 
 POLICY = {"concurrency": 8, "retries": 2, "start_s": 10.0, "answer_s": 10.0, "poll_s": 0.01}
 
@@ -91,9 +92,8 @@ def balance(servers, groups, probe=up, on_result=None, **changes):
         policy=ServerPolicy(**POLICY | changes),
         key="here",
         counts=counts,
-        on_result=on_result,
     )
-    return asyncio.run(balancer.run([[Numbered(number) for number in group] for group in groups])), counts
+    return asyncio.run(balancer.run([[Numbered(number) for number in group] for group in groups], on_result)), counts
 
 
 def got(servers):

@@ -1,5 +1,6 @@
 """What a run gives to sources that sample."""
 
+import dataclasses
 from typing import Any
 
 from rft.batch.scores import Scores, ScoringAtEnd
@@ -8,10 +9,21 @@ from rft.distributed import World
 from rft.modes.plan.stubs import StubTokenizer
 from rft.rollout.answerer import SingleTurn
 from rft.rollout.engine.base import EngineCheckContext
+from rft.rollout.engine.sampling import Sampling
 from rft.rollout.source.base import RolloutContext
 from tests.data.contexts import source_context
+from tests.helpers import yaml_options
 
 NO_THOUGHTS = PromptThoughts(StubTokenizer(1))  # of encoders without a tokenizer
+
+
+def sampling_of_yaml(**changes: Any) -> Sampling:
+    """How the yaml of the group `rollout` samples; its other keys are of the run."""
+    names = {field.name for field in dataclasses.fields(Sampling)}
+    given = {
+        name: value for name, value in yaml_options("rollout/_base.yaml", max_new_tokens=24).items() if name in names
+    }
+    return Sampling(**given | {"first_token": None, "max_new_tokens": 24} | changes)
 
 
 def engine_check_context(sampling: Any, **changes: Any) -> EngineCheckContext:

@@ -13,9 +13,9 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
 import atlas  # noqa: E402
-import atlas_pages  # noqa: E402
-from atlas_pages import DOCS, Algorithm, algorithms, filled, metrics_table, pages  # noqa: E402
-from atlas_tables import CONFIG, REGISTRIES, selected  # noqa: E402
+from reference import atlas_pages  # noqa: E402
+from reference.atlas_pages import DOCS, Algorithm, algorithms, filled, metrics_table, pages  # noqa: E402
+from reference.atlas_tables import CONFIG, REGISTRIES, selected  # noqa: E402
 
 
 @pytest.mark.slow

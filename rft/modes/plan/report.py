@@ -143,6 +143,7 @@ def _numbers(job: PlanJob, forecast: Forecast) -> Table:
     if job.facts.sampled != "never":
         if run.algorithm.sampler == "reference":
             updates *= run.algorithm.iteration or run.step_count()
+        updates *= run.rollout.staleness + 1
         stale = f"rows train up to {updates - 1:,} optimizer steps after they were sampled"
         facts["staleness"] = "none: rows train the weights that sampled them" if updates == 1 else stale
     if not job.engine.factory.facts.plain_torch:

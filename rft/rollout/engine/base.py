@@ -20,6 +20,10 @@ from rft.distributed import World
 from rft.rollout.engine.sampling import Sampling
 from rft.strategy.gather import WHOLE, GatherOptions
 
+# What becomes of a request that runs while new weights arrive. recompute: its keys and values are computed again by the
+# new weights, and it continues. abort: its tokens come back, and are continued as a prompt.
+WhileUpdating = Literal["recompute", "abort"]
+
 
 @dataclass(frozen=True)
 class Request:
@@ -29,11 +33,13 @@ class Request:
         prompt: token ids, at least one; an `EncodedText` has media.
         seeds: one 64-bit seed per sample; a sample is a function of prompt, seed, sampling and weights alone.
         limits: caps on new tokens, one per sample; None: `Sampling.max_new_tokens` alone caps them.
+        order: where several calls of `generate` run at a time, requests of a lower order are sampled first.
     """
 
     prompt: list[int]
     seeds: list[int]
     limits: list[int] | None = None
+    order: int = -1
 
     def limit(self, sample: int, sampling: "Sampling") -> int:
         """The cap on new tokens of a sample."""
@@ -79,6 +85,7 @@ class EngineFacts:
         has_processor: it expands the slots of media by a processor of its own, from `EncodedText.raw`.
         masks_padding: where a processor pads media, its model leaves out the padding.
         most_forbidden: the largest number of ids that a request may exclude; None for any.
+        concurrent: several threads may call `generate` at a time, also while `update_weights` runs.
         servers: `mode=serve` starts servers of the same kind for other runs, see `ServersEngine.server_api`.
     """
 
@@ -89,6 +96,7 @@ class EngineFacts:
     has_processor: bool = False
     masks_padding: bool = True
     most_forbidden: int | None = None
+    concurrent: bool = False
     servers: bool = False
 
 
@@ -107,6 +115,7 @@ class EngineContext:
         dtype: in which the trainer computes.
         media: of the policy's processor; None for a model of text.
         device_type: of the devices of the run, if they are not those of this process (`mode=plan`).
+        while_updating: what becomes of requests that run during `update_weights`; None: none run.
     """
 
     world: World
@@ -118,6 +127,7 @@ class EngineContext:
     dtype: torch.dtype
     media: MediaFacts | None = None
     device_type: str | None = None
+    while_updating: WhileUpdating | None = None
 
     @property
     def forbidden(self) -> tuple[int, ...]:
@@ -135,6 +145,7 @@ class EngineCheckContext:
         media: whether the policy has a processor.
         device: of the strategy: cpu, cuda or auto.
         sampling: how training samples.
+        while_updating: see `EngineContext`.
     """
 
     engine_args: dict[str, Any]
@@ -142,6 +153,7 @@ class EngineCheckContext:
     media: bool
     device: str
     sampling: Sampling
+    while_updating: WhileUpdating | None = None
 
 
 @dataclass(frozen=True)
@@ -264,7 +276,7 @@ class Engine(ABC):
         """Allocates memory again: first for new weights, and once they are in for keys and values."""
 
     def abort(self) -> None:
-        """Stops sampling that runs outside `generate`. The run calls it when it fails."""
+        """Stops sampling that runs outside `generate`, or in other threads, whose `generate` raises an OSError then."""
 
     def health(self) -> dict[str, float]:
         """Numbers about the engine since the last call, logged as `engine/<name>`.

@@ -1,5 +1,6 @@
 """Texts and completions from sampled tokens, for all engines."""
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -37,6 +38,16 @@ def make_completion(
     places = [place for place in (text.find(string) for string in stop) if place >= 0]
     reason: Literal["stop", "length"] = "stop" if places or tokens[-1] in ends else "length"
     return Completion(tokens, logprobs, reason, text[: min(places)] if places else text, versions)
+
+
+def until_stop(tokenizer: PreTrainedTokenizerBase, stop: list[str], tokens: list[int]) -> int:
+    """How many of the tokens the text needs to have a stop string; all of them if it has none."""
+
+    def stopped(count: int) -> bool:
+        [text] = decode(tokenizer, [tokens[:count]])
+        return any(string in text for string in stop)
+
+    return min(len(tokens), bisect_left(range(len(tokens)), True, key=stopped)) if stop else len(tokens)
 
 
 def in_order(found: Mapping[tuple[int, int], Completion], requests: Sequence[Request]) -> list[list[Completion]]:

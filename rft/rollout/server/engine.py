@@ -22,8 +22,9 @@ from rft.actor.model import end_tokens
 from rft.batch.encoded import as_encoded
 from rft.remote.event_loop import EventLoop
 from rft.remote.http_client import RequestFailed, ServerClient
-from rft.remote.load_balancer import Call, LoadBalancer, Server
+from rft.remote.load_balancer import LoadBalancer
 from rft.remote.server_process import LOCAL, ServerProcess, free_port
+from rft.remote.server_requests import Server
 from rft.rollout.engine.base import (
     Completion,
     Engine,
@@ -37,43 +38,14 @@ from rft.rollout.engine.base import (
 from rft.rollout.engine.expanded import check_expanded
 from rft.rollout.engine.model_folder import write_model_folder
 from rft.rollout.engine.sampling import Sampling
-from rft.rollout.engine.texts import in_order, make_completion
+from rft.rollout.engine.texts import in_order, make_completion, until_stop
 from rft.rollout.server.options import KEY, Servers
+from rft.rollout.server.sample_request import SampleOptions, SampleRequest
 from rft.rollout.server.server_api import Sampled, ServerApi, key_environment, server_prompt
 from rft.rollout.server.server_pool import ServerPool
 from rft.rollout.server.weights.store import WeightStore
 from rft.rollout.server.weights.version import WeightVersion
 from rft.strategy.gather import GatherOptions
-
-
-@dataclass(frozen=True)
-class SampleRequest:
-    """Requests one sample; see `ServerRequest`.
-
-    Attributes:
-        post: what every server gets.
-        limit: most new tokens.
-        server_api: of the servers.
-        version: of the weights; a sample of another version is discarded.
-    """
-
-    post: Call
-    limit: int
-    server_api: ServerApi
-    version: int
-
-    def call(self, client: ServerClient) -> Call:
-        return self.post
-
-    def read(self, client: ServerClient, answer: Any) -> Sampled:
-        sampled = self.server_api.parse(answer)
-        length = len(sampled.tokens)
-        if length > self.limit or (sampled.finish_reason == "length" and length < self.limit):
-            ended = f"{sampled.finish_reason} after {length} of {self.limit} tokens"
-            raise ValueError(f"{ended}: are prompt and answer longer than rollout.engine_args allows?")
-        if sampled.version != self.version:
-            raise RequestFailed(f"{client.name} serves version {sampled.version}, not {self.version}")
-        return sampled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +60,11 @@ class ServersOptions(EngineOptions):
 
     def check(self, context: EngineCheckContext) -> None:
         self.servers.check_dtype(context.engine_args)
+        if context.while_updating is not None and self.servers.sleep:
+            raise ValueError(
+                f"{KEY}.sleep=true: with rollout.staleness above 0 the servers sample while the run trains; set it to "
+                "false"
+            )
 
     def unread(self) -> dict[str, str]:
         reason = f"{KEY}.count=0: the run starts no server, and running servers have their own flags"
@@ -120,12 +97,14 @@ class ServersEngine(Engine):
                 f"{KEY}.count={servers.count}: this run has processes on several machines, and servers that it starts "
                 f"are reachable from one machine only; start them with mode=serve and give {KEY}.addresses"
             )
-        self.version = 0
+        self.version = self._arriving = 0
+        self._continues = context.while_updating == "abort"
         self._ends = end_tokens(model, tokenizer)
         self._names = checkpoint_names(model)
         self._vocabulary = model.config.get_text_config().vocab_size
         arguments = self.arguments(context.engine_args, servers)
         self._server_api = self.server_api(arguments, context.media, context.forbidden)
+        self._server_api.recomputes = context.while_updating == "recompute"
         self._request_fields: dict[str, str] = {}  # of the body, beside those of `ServerApi.request`
         self._counts: Counter[str] = Counter()
         self._sent = 0
@@ -137,6 +116,16 @@ class ServersEngine(Engine):
         key: str | None = world.decide(servers.key)
         clients = [ServerClient.at(number, address, key=key) for number, address in enumerate(addresses)]
         self._servers = [Server(client, float(servers.concurrency)) for client in clients]
+        self._balancer = LoadBalancer(
+            who=f"rank {world.rank}",
+            what="sample",
+            wanted="serves version 0",
+            servers=self._servers,
+            probe=self._probe,
+            policy=servers,
+            key=KEY,
+            counts=self._counts,
+        )
         self._pool: ServerPool | None = None
         world.decide(lambda: write_model_folder(model, tokenizer, model_folder, context.media))
         self._weight_store = WeightStore(folder / "weights", model_folder, servers.torch_dtype, world, servers.deltas)
@@ -179,43 +168,43 @@ class ServersEngine(Engine):
             prompt = requests[request].prompt
             if as_encoded(prompt).raw is not None:
                 check_expanded(request, prompt, answer.prompt or [], tokenizer)
-            logprobs = [nan] * len(answer.tokens) if unknown else answer.logprobs
-            versions = [self.version] * len(answer.tokens)
-            completion = make_completion(tokenizer, self._ends, sampling.stop, answer.tokens, logprobs, versions)
+            tokens, logprobs = answer.tokens, [nan] * len(answer.tokens) if unknown else answer.logprobs
+            versions = [version for version in answer.versions if version is not None]
+            if answer.parts > 1:  # a stop string may begin in one part and end in the next
+                end = until_stop(tokenizer, sampling.stop, tokens)
+                tokens, logprobs, versions = tokens[:end], logprobs[:end], versions[:end]
+            completion = make_completion(tokenizer, self._ends, sampling.stop, tokens, logprobs, versions)
             completions[request, sample] = completion
             if on_completion is not None:
                 on_completion(request, sample, completion)
 
-        balancer = LoadBalancer(
-            who=f"rank {self.context.world.rank}",
-            what="sample",
-            wanted=f"serves version {self.version}",
-            servers=self._servers,
-            probe=self._probe,
-            policy=self.options.servers,
-            key=KEY,
-            counts=self._counts,
-            on_result=finish,
-        )
-        self._loop.run(balancer.run([self._sample_requests(request, sampling) for request in requests]))
+        groups = [self._sample_requests(request, sampling) for request in requests]
+        order = min((request.order for request in requests), default=0)
+        self._loop.run(self._balancer.run(groups, finish, order))
         return in_order(completions, requests)
 
     async def _probe(self, client: ServerClient) -> str | None:
         with client.parse("its version"):
             version = await self._server_api.version(client)
-        return None if version == self.version else f"serves version {version}"
+        return None if version in (self.version, self._arriving) else f"serves version {version}"
 
     def _sample_requests(self, request: Request, sampling: Sampling) -> list[SampleRequest]:
         """One request per seed."""
         assert max(request.prompt) < self._vocabulary, "a token id beyond the vocabulary ends some servers"
         prompt = server_prompt(request.prompt)
-        requests = []
-        for sample, seed in enumerate(request.seeds):
-            limit = request.limit(sample, sampling)
-            call = self._server_api.request(prompt, seed, limit, self._ends, sampling)
-            post = Call(call.path, call.body | self._request_fields)
-            requests.append(SampleRequest(post, limit, self._server_api, self.version))
-        return requests
+        how = SampleOptions(
+            self._server_api,
+            self._ends,
+            sampling,
+            oldest=self.version,
+            newest=lambda: self._arriving,
+            continues=self._continues,
+            fields=self._request_fields,
+        )
+        return [
+            SampleRequest(prompt, seed, request.limit(sample, sampling), how)
+            for sample, seed in enumerate(request.seeds)
+        ]
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Writes the weights and lets the servers load them. A collective.
@@ -233,9 +222,14 @@ class ServersEngine(Engine):
             assert self._pool is not None
             self._loop.run(self._pool.commit(weights))
 
-        self.context.world.decide(commit)
+        self._arriving = weights.version
+        self._loop.run(self._balancer.pause())
+        try:
+            self.context.world.decide(commit)
+        finally:
+            self._loop.run(self._balancer.resume())
         self._weight_store.keep(weights)
-        self.version = weights.version
+        self.version, self._balancer.wanted = weights.version, f"serves version {weights.version}"
 
     def sleep(self) -> None:
         """Releases the servers' memory once all ranks have their samples; `update_weights` wakes them. A collective.
@@ -250,6 +244,11 @@ class ServersEngine(Engine):
     def _sleep_servers(self) -> None:
         assert self._pool is not None
         self._loop.run(self._pool.sleep())
+
+    def abort(self) -> None:
+        """Ends the `generate` of other threads; they raise a `RequestFailed`."""
+        if self._loop.alive:
+            self._loop.run(self._balancer.abort(RequestFailed("the sampling was given up")))
 
     def close(self) -> None:
         """Ends the servers that the run started and deletes the weights that were written for servers."""

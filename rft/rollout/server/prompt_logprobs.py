@@ -16,7 +16,7 @@ from torch import Tensor
 from rft.registry import Registry
 from rft.remote.http_client import ServerClient
 from rft.remote.json_values import are_numbers, are_tokens
-from rft.remote.load_balancer import Call
+from rft.remote.server_requests import Call
 from rft.rollout import server
 
 ROUNDING = 0.02  # that bfloat16 may add to a sum of probabilities

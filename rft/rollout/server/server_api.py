@@ -5,7 +5,7 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -16,8 +16,8 @@ from rft.batch.encoded import MediaFacts, as_encoded
 from rft.data.encode.media.files import lossless_url
 from rft.remote.http_client import ServerClient
 from rft.remote.json_values import are_numbers, are_tokens
-from rft.remote.load_balancer import Call
 from rft.remote.server_process import LOCAL
+from rft.remote.server_requests import Call
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.server import remote
 from rft.rollout.server.options import Servers
@@ -59,9 +59,12 @@ class Sampled:
     """One sample as a server returns it.
 
     Attributes:
-        tokens, logprobs, finish_reason: as in `Completion`.
-        version: of the weights, as the response states it; None for weights that this run did not send.
+        tokens, logprobs: as in `Completion`.
+        finish_reason: as in `Completion`; `abort` where the server has aborted the sample, which may have no token.
+        versions: of the weights that sampled each token, as the response states it; None for weights that this run did
+            not send.
         prompt: the token ids behind which the server has sampled, where the prompt has media; otherwise None.
+        parts: how many requests have sampled it.
 
     Raises:
         ValueError: the fields do not make a sample.
@@ -69,19 +72,33 @@ class Sampled:
 
     tokens: list[int]
     logprobs: list[float]
-    finish_reason: Literal["stop", "length"]
-    version: int | None
+    finish_reason: Literal["stop", "length", "abort"]
+    versions: list[int | None]
     prompt: list[int] | None = None
+    parts: int = 1
 
     def __post_init__(self) -> None:
-        if not self.tokens or len(self.tokens) != len(self.logprobs):
-            raise ValueError(f"{len(self.tokens)} tokens with {len(self.logprobs)} log-probabilities")
+        aborted, length = self.finish_reason == "abort", len(self.tokens)
+        if not (length or aborted) or (length, length) != (len(self.logprobs), len(self.versions)):
+            raise ValueError(
+                f"{length} tokens with {len(self.logprobs)} log-probabilities and {len(self.versions)} versions"
+            )
         if not are_tokens(self.tokens) or not are_tokens(self.prompt or ()):
             raise ValueError("ids that are not those of tokens")
         if not are_numbers(self.logprobs) or not all(-math.inf < number <= 1e-3 for number in self.logprobs):
             raise ValueError("numbers that are not log-probabilities")
-        if self.finish_reason not in ("stop", "length"):
+        if self.finish_reason not in ("stop", "length", "abort"):
             raise ValueError(f"finish reason {self.finish_reason!r}")
+
+    def joined(self, rest: "Sampled") -> "Sampled":
+        """The sample that begins with this one, and what was sampled behind it."""
+        return replace(
+            rest,
+            tokens=self.tokens + rest.tokens,
+            logprobs=self.logprobs + rest.logprobs,
+            versions=self.versions + rest.versions,
+            parts=self.parts + rest.parts,
+        )
 
 
 class Aborted(ValueError):
@@ -101,6 +118,8 @@ class ServerApi(ABC):
     Attributes:
         rollout: the option of the group `rollout` that samples with such servers.
         reserved: the arguments that the run itself sets.
+        recomputes: `load` leaves running requests; their keys and values are computed again with the new weights.
+            Otherwise it aborts them.
 
     Raises:
         ValueError: `engine_args` has a reserved argument; names it.
@@ -108,6 +127,7 @@ class ServerApi(ABC):
 
     rollout: ClassVar[str]
     reserved: ClassVar[frozenset[str]]
+    recomputes = False
 
     def __init__(
         self, engine_args: dict[str, Any], media: MediaFacts | None = None, forbidden: Sequence[int] = ()
@@ -154,7 +174,7 @@ class ServerApi(ABC):
 
         Raises:
             KeyError, IndexError, TypeError, ValueError: the response is malformed.
-            Aborted: the server aborted the sample.
+            Aborted: the server aborted the sample, and its tokens are lost.
         """
 
     @abstractmethod
@@ -187,10 +207,10 @@ class ServerApi(ABC):
     async def load(
         self, client: ServerClient, weights: WeightVersion, before: WeightVersion | None, transport: WeightTransport
     ) -> None:
-        """Replaces the weights of the server: aborts running requests, loads, drops cached prefixes, sets the version,
-        resumes. A sleeping server allocates memory for weights first, and for keys and values after the weights are
-        loaded. May be repeated after a failure at any point. `version` must not return the new version before the new
-        weights are loaded.
+        """Replaces the weights of the server: aborts or holds running requests (see `recomputes`), loads, drops cached
+        prefixes, sets the version, resumes. A sleeping server allocates memory for weights first, and for keys and
+        values after the weights are loaded. May be repeated after a failure at any point. `version` must not return the
+        new version before the new weights are loaded.
 
         Args:
             before: what the server serves, None where that is unknown.

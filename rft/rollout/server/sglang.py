@@ -16,8 +16,8 @@ import torch
 
 from rft.batch.encoded import MediaFacts, as_encoded
 from rft.remote.http_client import PROBE_S, RequestRefused, ServerClient
-from rft.remote.load_balancer import Call
 from rft.remote.server_process import LOCAL
+from rft.remote.server_requests import Call
 from rft.rollout.engine.base import Completion, EngineCheckContext, OnCompletion, Request
 from rft.rollout.engine.expanded import check_expanded
 from rft.rollout.engine.sampling import Sampling
@@ -126,9 +126,8 @@ class SGLangApi(ServerApi):
         logprobs, tokens, _ = (list(column) for column in zip(*about["output_token_logprobs"], strict=True))
         if tokens != answer["output_ids"]:
             raise ValueError("log-probabilities of other tokens")
-        return Sampled(
-            tokens, logprobs, reason["type"], labelled_version(about["weight_version"]), answer.get("prompt_token_ids")
-        )
+        versions = [labelled_version(about["weight_version"])] * len(tokens)
+        return Sampled(tokens, logprobs, reason["type"], versions, answer.get("prompt_token_ids"))
 
     async def healthy(self, client: ServerClient) -> None:
         """`/server_info` is quick and asks the scheduler too; `/health` takes a second and works during the warm-up."""

@@ -13,7 +13,8 @@ from tensordict import TensorDict
 from rft.actor.base import ColumnModel, Columns, ModelContext
 from rft.actor.forward.logits import forbidden_tokens, vocabulary_size
 from rft.remote.http_client import ServerClient
-from rft.remote.load_balancer import Call, LoadBalancer, Server
+from rft.remote.load_balancer import LoadBalancer
+from rft.remote.server_requests import Call, Server
 from rft.rollout.server.prompt_logprobs import PromptLogprobs, Text, TokenLogprobs, identify
 from rft.rollout.server.teacher_options import KEY, ServedTeacherOptions, most_requested
 
@@ -123,7 +124,6 @@ class ServedTeacher(ColumnModel):
             policy=self.options,
             key=self.key,
             counts=Counter(),
-            on_result=None,
         )
 
     async def _probe(self, client: ServerClient) -> None:

@@ -19,8 +19,8 @@ from rft.actor.loading.tensor_names import renamed
 from rft.actor.lora.base import LoraWeights
 from rft.batch.encoded import MediaFacts
 from rft.remote.http_client import RequestRefused, ServerClient
-from rft.remote.load_balancer import Call
 from rft.remote.server_process import LOCAL
+from rft.remote.server_requests import Call
 from rft.rollout.engine.base import EngineCheckContext, EngineContext
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.engine.vllm_checks import (
@@ -38,7 +38,6 @@ from rft.rollout.server.engine import ServersEngine, ServersOptions
 from rft.rollout.server.options import KEY, Servers
 from rft.rollout.server.prompt_logprobs import PROMPT_LOGPROBS, Text, TokenLogprobs
 from rft.rollout.server.server_api import (
-    Aborted,
     Sampled,
     ServerApi,
     ServerPrompt,
@@ -107,18 +106,20 @@ class VLLMApi(ServerApi):
         return Call(SAMPLES, body)
 
     def parse(self, answer: Any) -> Sampled:
-        """The only choice. Its version is None also where the label names an adapter that was not applied."""
+        """The only choice. A version is None also where the label names an adapter that was not applied."""
         [choice] = answer["choices"]
-        if choice["finish_reason"] == "abort":
-            raise Aborted("the sample was aborted")
-        tokens, content = choice["token_ids"], choice["logprobs"]["content"]
-        [span] = choice["weight_versions"]
-        if (span["start"], span["end"]) != (0, len(tokens)) or [entry["token_id"] for entry in content] != tokens:
-            raise ValueError("log-probabilities or versions of other tokens")
-        label, _, adapter = span["version"].partition(SEPARATOR)
-        version = labelled_version(label) if not adapter or answer["model"] == adapter else None
+        tokens, versions = choice["token_ids"], list[int | None]()
+        content = choice["logprobs"]["content"] if tokens else []
+        for span in choice["weight_versions"] if tokens else []:
+            if span["start"] != len(versions):
+                raise ValueError("versions of other tokens")
+            label, _, adapter = span["version"].partition(SEPARATOR)
+            version = labelled_version(label) if not adapter or answer["model"] == adapter else None
+            versions += [version] * (span["end"] - span["start"])
+        if [entry["token_id"] for entry in content] != tokens:
+            raise ValueError("log-probabilities of other tokens")
         logprobs = [entry["logprob"] for entry in content]
-        return Sampled(tokens, logprobs, choice["finish_reason"], version, answer.get("prompt_token_ids"))
+        return Sampled(tokens, logprobs, choice["finish_reason"], versions, answer.get("prompt_token_ids"))
 
     async def healthy(self, client: ServerClient) -> None:
         await client.get("/health")
@@ -166,7 +167,8 @@ class VLLMApi(ServerApi):
         slept = (await client.get("/weight_info"))["weight_version"] == ASLEEP
         if slept:
             await client.post("/wake_up?tags=weights")
-        await client.post("/pause?mode=abort")
+        # By default the server drops the keys and values of requests that it keeps, and computes them again.
+        await client.post(f"/pause?mode={'keep' if self.recomputes else 'abort'}")
         if before is None or before.tensors is not weights.tensors:  # else they differ in their adapters at most
             await transport.load(weights, before)
         for name in await self._adapters(client) if config["lora_config"] is not None else ():
@@ -175,7 +177,8 @@ class VLLMApi(ServerApi):
             folder = weights.adapter.folder
             await client.post_raw("/v1/load_lora_adapter", {"lora_name": folder.name, "lora_path": str(folder)})
             label += SEPARATOR + folder.name
-        if not (await client.post("/reset_prefix_cache"))["success"]:
+        reset = f"/reset_prefix_cache{'?reset_running_requests=true' if self.recomputes else ''}"
+        if not (await client.post(reset))["success"]:
             raise client.bad_response("it did not drop cached prefixes of the weights before")
         if self._media is not None:
             await client.post("/reset_encoder_cache")  # embeddings of media by the weights before
@@ -215,6 +218,8 @@ class VLLMServersOptions(ServersOptions):
     def check(self, context: EngineCheckContext) -> None:
         VLLMApi(context.engine_args)  # checks the arguments
         super().check(context)
+        if context.while_updating is not None:
+            self._check_asynchronous(context)
         if not self.merge_lora:
             check_adapters(context.lora, None, context.media)
             if (way := self.servers.transport) != "folder":
@@ -229,6 +234,18 @@ class VLLMServersOptions(ServersOptions):
             if taken := sorted(KEYS & context.engine_args.keys()):
                 raise ValueError(f"rollout.engine_args.{taken[0]}: it follows from actor.lora; take it out, or {MERGE}")
 
+    def _check_asynchronous(self, context: EngineCheckContext) -> None:
+        """Refuses what requests that run during an update of the weights do not go with."""
+        if not self.merge_lora:
+            raise ValueError(
+                f"rollout.staleness: an adapter is unloaded while requests still use it; {MERGE}, or set "
+                "rollout.staleness=0"
+            )
+        if context.media and context.while_updating == "abort":
+            raise ValueError(
+                "rollout.while_updating=abort: an answer to media cannot be continued as a prompt; set it to recompute"
+            )
+
     def check_here(self) -> None:
         self.servers.check_installed("vllm", "scripts/install_vllm_cpu.sh")
 
@@ -237,7 +254,7 @@ class VLLMServers(ServersEngine):
     """Samples with vLLM servers; see `ServersEngine`."""
 
     Options = VLLMServersOptions
-    facts = replace(ServersEngine.facts, most_forbidden=MOST_BIASED)
+    facts = replace(ServersEngine.facts, most_forbidden=MOST_BIASED, concurrent=True)
     server_api = VLLMApi
     sleep_arguments: ClassVar = {"enable_sleep_mode": True}
 

@@ -16,6 +16,21 @@ from rft.rollout.sampler import Sampler
 
 
 @dataclass(frozen=True)
+class Ahead:
+    """How far a run samples ahead of its steps.
+
+    Attributes:
+        staleness: `rollout.staleness`, at least 1.
+        in_flight: `rollout.in_flight`, groups over all ranks; None: those of `staleness` + 1 steps.
+        steps: of the stage.
+    """
+
+    staleness: int
+    in_flight: int | None
+    steps: int
+
+
+@dataclass(frozen=True)
 class RolloutContext(SourceContext):
     """What a source that samples is given, beside what every source is.
 
@@ -25,6 +40,7 @@ class RolloutContext(SourceContext):
         group_size: responses to a prompt.
         sampling: how training samples.
         scoring: begins the scoring of a round of responses.
+        ahead: how far text is sampled ahead of the steps that train on it; None: each step samples its own.
         logprobs: log-probabilities (B, T) of the `loss_mask` tokens of a batch under the current policy; a collective.
     """
 
@@ -34,6 +50,7 @@ class RolloutContext(SourceContext):
     sampling: Sampling
     scoring: Callable[[], Scoring]
     logprobs: Callable[[TensorDict], Tensor]
+    ahead: Ahead | None = None
 
     def score(self, texts: list[str], rows: list[dict[str, Any]]) -> Scores:
         """The scores of N texts that answer these rows of the data set."""

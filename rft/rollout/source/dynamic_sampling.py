@@ -2,23 +2,19 @@
 
 import logging
 import math
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from rft.algorithm.scores.groups import informative_groups
 from rft.batch.scores import is_scored
 from rft.metrics import Metrics
-from rft.rollout.source.rollout import DynamicSampling, RolloutSource
+from rft.rollout.source.rollout import DynamicSampling, Group, RolloutSource
 
 
-def keeps(options: DynamicSampling, raw: Tensor) -> bool:
-    """True where a group has signal.
-
-    Args:
-        raw: the term of its rows, (N,); NaN for a row without a score, which does not count.
-    """
+def keeps(options: DynamicSampling, group: Group) -> bool:
+    """True where a group has signal. A trajectory without a score does not count."""
+    terms = {row["unit"]: row["terms"][options.term] for row in group}  # one of each trajectory
+    raw = torch.stack(list(terms.values()))
     raw = raw[is_scored(raw)]
     if not len(raw):
         return False
@@ -27,18 +23,16 @@ def keeps(options: DynamicSampling, raw: Tensor) -> bool:
     return inside and bool(informative_groups(raw, torch.zeros(len(raw), dtype=torch.int64)).all())
 
 
-def draw_until_full(source: RolloutSource, options: DynamicSampling, metrics: Metrics) -> list[list[dict[str, Any]]]:
+def draw_until_full(source: RolloutSource, options: DynamicSampling, metrics: Metrics) -> list[Group]:
     """Rounds until all ranks together hold enough groups with signal; the surplus is kept for the next step."""
-    good: list[list[dict[str, Any]]] = source.surplus
-    spare: list[list[dict[str, Any]]] = []
+    good: list[Group] = source.surplus
+    spare: list[Group] = []
     prompts, share = source.context.prompts, source.context.share
     for round_number in range(1, options.max_rounds + 1):
         if _total(source, len(good)) >= prompts:
             break
         for group in source.draw(metrics):
-            terms = {row["unit"]: row["terms"][options.term] for row in group}  # one of each trajectory
-            kept = keeps(options, torch.stack(list(terms.values())))
-            (good if kept else spare).append(group)
+            (good if keeps(options, group) else spare).append(group)
         metrics.largest("rollout/rounds", round_number)
     informative = _total(source, len(good))
     metrics.add("rollout/informative", min(informative, prompts) / prompts, 1.0)

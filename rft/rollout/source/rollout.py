@@ -27,6 +27,8 @@ from rft.rollout.source.base import RolloutContext
 
 # A part, which a run with `algorithm.source.redraw` imports: its module and its function.
 REDRAW = ("rft.rollout.source.dynamic_sampling", "draw_until_full")
+AHEAD = ("rft.rollout.schedule.stream", "GroupStream")  # a part: that of runs with `rollout.staleness`
+Group = list[dict[str, Any]]  # the rows of one prompt
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ class RolloutSource(Source):
 
     Attributes:
         surplus: groups with signal that dynamic sampling keeps for the next step.
+        ahead: samples while the trainer trains; None in a synchronous run.
 
     A subclass that chooses prompts or groups, or adds columns, writes `draw`, with `answer` and `all_groups`.
     """
@@ -116,34 +119,52 @@ class RolloutSource(Source):
         wants_greedy = "greedy_scores" in context.columns
         self._turn_columns = [name for name in context.columns if name in TURN_COLUMNS]
         self._greedy = replace(context.sampling, temperature=0.0, first_token=None) if wants_greedy else None
-        self.surplus: list[list[dict[str, Any]]] = []
+        self.surplus: list[Group] = []
         self._dropped: dict[str, list[int]] = {}
+        self.ahead = None if context.ahead is None else import_part(*AHEAD, "rollout.staleness")(self)
 
     def next(self, metrics: Metrics) -> TensorDict:
         """This rank's rows of the next step: whole groups, all of one prompt on one rank."""
-        if self.options.redraw is None:
+        if self.ahead is not None:
+            groups = self.ahead.next(metrics)
+        elif self.options.redraw is None:
             groups = self.draw(metrics)
         else:
             groups = import_part(*REDRAW, "algorithm.source.redraw")(self, self.options.redraw, metrics)
         return collate([row for group in groups for row in group])
 
-    def draw(self, metrics: Metrics) -> list[list[dict[str, Any]]]:
+    def draw(self, metrics: Metrics) -> list[Group]:
         """One round: this rank's share of the next prompts, as scored groups."""
         return self.answer(self.row_sampler.take(self.context.prompts)[self.context.share], metrics)
 
-    def answer(self, local: list[tuple[int, int]], metrics: Metrics) -> list[list[dict[str, Any]]]:
+    def answer(self, local: list[tuple[int, int]], metrics: Metrics) -> list[Group]:
         """Samples and scores a group of responses for each of these (position, row) pairs of this rank."""
+        rows = [self.context.rows[row] for _, row in local]
+        return self._answer([position for position, _ in local], rows, metrics)
+
+    def answer_row(self, position: int, row: dict[str, Any], metrics: Metrics, order: int) -> Group:
+        """Samples and scores one group. Several threads may call it at a time.
+
+        Args:
+            position: of the row among all draws.
+            order: see `Request`.
+        """
+        [group] = self._answer([position], [row], metrics, order)
+        return group
+
+    def _answer(
+        self, positions: list[int], rows: list[dict[str, Any]], metrics: Metrics, order: int = -1
+    ) -> list[Group]:
         context = self.context
-        rows, positions = [context.rows[row] for _, row in local], [position for position, _ in local]
-        answers, scores = self._sample(rows, context.seeds(positions), context.sampling, metrics)
+        answers, scores = self._sample(rows, context.seeds(positions), context.sampling, metrics, order)
         for name, numbers in scores.numbers.items():
             metrics.mean(f"reward/{name}", numbers, is_scored(numbers))
         if self.options.interruption is not None:
             for trajectory in itertools.chain(*answers):
                 metrics.add("rollout/interrupted", float(trajectory.forced_stops), trajectory.turns)
-        shared: list[dict[str, Any]] = [{} for _ in local]  # columns that all rows of a group have
+        shared: list[dict[str, Any]] = [{} for _ in rows]  # columns that all rows of a group have
         if self._greedy is not None:
-            _, greedy = self._sample(rows, [[0] for _ in rows], self._greedy, metrics)
+            _, greedy = self._sample(rows, [[0] for _ in rows], self._greedy, metrics, order)
             metrics.mean("rollout/greedy_score", greedy.total, is_scored(greedy.total))
             shared = [{"greedy_scores": score} for score in greedy.total]
             scores = scores.drop_unknown(greedy.total.repeat_interleave(context.group_size))
@@ -166,22 +187,22 @@ class RolloutSource(Source):
         return [to_row(trajectory, group=group, unit=unit)]
 
     def _sample(
-        self, rows: list[dict[str, Any]], seeds: list[list[int]], sampling: Sampling, metrics: Metrics
+        self, rows: list[dict[str, Any]], seeds: list[list[int]], sampling: Sampling, metrics: Metrics, order: int
     ) -> tuple[list[list[Trajectory]], Scores]:
         """Trajectories per row, and the scores of all of them in order."""
-        asked = RowRequests(rows, seeds, sampling, self.options.interruption)
+        asked = RowRequests(rows, seeds, sampling, self.options.interruption, order)
         answers, scores = self.context.answerer.answer_and_score(asked, self.context.scoring(), metrics)
         log_episodes([*itertools.chain(*answers)], metrics)
         return answers, scores.drop_groups([len(group) for group in answers])
 
-    def all_groups(self, groups: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+    def all_groups(self, groups: list[Group]) -> list[Group]:
         """The groups of all ranks in the order in which they were drawn."""
         return sorted((group for part in self.context.world.gather(groups) for group in part), key=_position)
 
     def waiting(self) -> list[int]:
-        return [_position(group) for group in self.surplus]
+        return [_position(group) for group in self.surplus] if self.ahead is None else self.ahead.waiting()
 
-    def drop(self, groups: list[list[dict[str, Any]]], reason: str) -> None:
+    def drop(self, groups: list[Group], reason: str) -> None:
         """Records groups of this rank that never train, see `dropped`."""
         self._dropped.setdefault(reason, []).extend(map(_position, groups))
 
@@ -192,11 +213,25 @@ class RolloutSource(Source):
     def state_dict(self) -> dict[str, Any]:
         """The place in the data, and the groups of all ranks that are kept for the next step."""
         surplus = self.all_groups([keep_once(group) for group in self.surplus])
-        return super().state_dict() | {"surplus": surplus}
+        ahead = {} if self.ahead is None else {"ahead": self.ahead.state_dict()}
+        return super().state_dict() | {"surplus": surplus} | ahead
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.surplus = [share_again(group) for group in state["surplus"][self.context.share]]
+        if self.ahead is not None and "ahead" in state:
+            self.ahead.load_state_dict(state["ahead"])
+
+    def close(self) -> None:
+        if self.ahead is not None:
+            self.ahead.close()
+
+
+def draws_in_order(source: type[Source]) -> bool:
+    """Whether a source takes each next row of the data set, so that it can be sampled ahead of its step."""
+    if not issubclass(source, RolloutSource):
+        return False
+    return (source.next, source.draw) == (RolloutSource.next, RolloutSource.draw)
 
 
 def check_term(key: str, term: str, context: CheckContext) -> None:

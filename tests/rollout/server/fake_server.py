@@ -47,9 +47,13 @@ def answer_of(prompt, seed, limit, weights):
     tokens = [rng.randrange(3, 40) for _ in range(rng.randrange(1, 2 * limit))][:limit]
     if len(tokens) < limit:
         tokens[-1] = END
-    said = [repr((prompt, tokens[: place + 1], weights)).encode() for place in range(len(tokens))]
-    logprobs = [-(zlib.crc32(text) % 5000) / 1000 for text in said]
+    logprobs = [logprob_of(prompt + tokens[: place + 1], weights) for place in range(len(tokens))]
     return tokens, logprobs, "stop" if tokens[-1] == END else "length"
+
+
+def logprob_of(ids, weights):
+    """The log-probability of the last of these ids."""
+    return -(zlib.crc32(repr((ids, weights)).encode()) % 5000) / 1000
 
 
 def checksum(tensors):
@@ -78,6 +82,8 @@ class FakeServer:
             before the answer each, or None.
         always: by path, what happens to all calls without a fault of their own.
         seconds: that a sample takes.
+        token_s: that a token of vLLM's messages takes; where it is above 0, weights may change within a sample.
+        aborts: how often running samples were aborted.
         capacity: samples at once; more are refused with 503.
         calls: how often each path was called; `samples` how often each (prompt, seed) was answered.
         running, most: samples at work now, and at most so far.
@@ -90,7 +96,8 @@ class FakeServer:
     def __init__(self, port=0, version=None, weights=0):
         self.version, self.weights = version, weights
         self.faults, self.always = defaultdict(list), {}
-        self.seconds, self.capacity = 0.0, 10**6
+        self.seconds, self.token_s, self.capacity = 0.0, 0.0, 10**6
+        self.aborts = 0
         self.calls, self.samples = Counter(), Counter()
         self.running = self.most = 0
         self.paused, self.dummy = False, True
@@ -205,6 +212,7 @@ class FakeServer:
             return 200, {"success": True, "message": "as scripted"}
         if path.startswith("/pause"):
             self.paused = True
+            self.aborts += path == "/pause?mode=abort"
         elif path in ("/resume", "/continue_generation"):
             self.paused = False
         elif path == "/sleep?level=2":
@@ -240,7 +248,7 @@ class FakeServer:
                 self.take(checksum(self.workers.held))
         elif path == "/update_weight_version":
             self.version = body["new_version"]
-        elif path != "/reset_prefix_cache":
+        elif not path.startswith("/reset_prefix_cache"):
             return 404, {"error": {"message": f"no {path}"}}
         return 200, {"success": True, "message": ""}
 
@@ -288,6 +296,8 @@ class FakeServer:
             else:
                 prompt, seed, limit = body["token_ids"], how["seed"], how["max_tokens"]
             tokens, logprobs, reason = answer_of(prompt, seed, limit, self.weights)
+            if self.token_s and path != "/generate":
+                return 200, {"choices": [self.token_by_token(prompt, tokens, reason)]}
             with self.lock:
                 self.samples[tuple(prompt), seed] += 1
             version = "default" if self.version is None else self.version
@@ -318,6 +328,25 @@ class FakeServer:
         finally:
             with self.lock:
                 self.running -= 1
+
+    def token_by_token(self, prompt, tokens, reason):
+        """The choice of a sample whose tokens have the weights of their time; those behind an abort are left out."""
+        aborts, logprobs, spans = self.aborts, [], []
+        for place in range(len(tokens)):
+            self.gone.wait(self.token_s)
+            while self.paused and self.aborts == aborts and not self.gone.wait(0.005):
+                pass
+            if self.aborts != aborts:
+                reason, tokens = "abort", tokens[:place]
+                break
+            logprobs.append(logprob_of(prompt + tokens[: place + 1], self.weights))
+            if not spans or spans[-1]["version"] != self.version:
+                spans.append({"start": place, "version": self.version})
+            spans[-1]["end"] = place + 1
+        content = [{"token_id": token, "logprob": number} for number, token in zip(logprobs, tokens, strict=True)]
+        return {
+            "finish_reason": reason, "token_ids": tokens, "logprobs": {"content": content}, "weight_versions": spans,
+        }  # fmt: skip
 
 
 def main():

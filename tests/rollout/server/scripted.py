@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -54,7 +55,9 @@ def plain_model() -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(Qwen3Config(**MODEL))
 
 
-def make_engine(world, server_api, folder: Path, servers=(), model=None, **changes) -> ServersEngine:
+def make_engine(
+    world, server_api, folder: Path, servers=(), model=None, while_updating=None, **changes
+) -> ServersEngine:
     """An engine for servers that run, with short deadlines; `changes` are of the options."""
     options = OPTIONS | {"addresses": [server.address for server in servers]} | changes
     model = model or plain_model()
@@ -64,7 +67,8 @@ def make_engine(world, server_api, folder: Path, servers=(), model=None, **chang
         def server_api(engine_args, media=None, forbidden=()):
             return server_api
 
-    return Kind(Kind.Options(servers=Servers(**options)), engine_context(model, word_tokenizer(40), folder, world))
+    context = engine_context(model, word_tokenizer(40), folder, world)
+    return Kind(Kind.Options(servers=Servers(**options)), replace(context, while_updating=while_updating))
 
 
 def current(samples):

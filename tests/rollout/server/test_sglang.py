@@ -12,19 +12,19 @@ import torch
 from rft.distributed import start
 from rft.errors import Problems
 from rft.remote.http_client import BadResponse, ServerClient
-from rft.rollout.engine.sampling import FirstToken, Sampling
+from rft.rollout.engine.sampling import FirstToken
 from rft.rollout.server.options import Servers
 from rft.rollout.server.server_api import Aborted, ServerPrompt
 from rft.rollout.server.sglang import SGLangApi, SGLangServers
 from rft.rollout.server.weights.version import WeightVersion
 from rft.setup.components import Components
 from tests.helpers import yaml_options
-from tests.rollout.contexts import engine_check_context
+from tests.rollout.contexts import engine_check_context, sampling_of_yaml
 from tests.rollout.server.scripted import SAMPLING, load_from_folder, make_engine, requests, right, said, weights
 
 
 def how(**changes):
-    return Sampling(**yaml_options("rollout/_base.yaml", max_new_tokens=24) | {"first_token": None} | changes)
+    return sampling_of_yaml(**changes)
 
 
 def shared(**changes):
@@ -162,8 +162,9 @@ def test_a_request_of_sglang_says_how_every_token_is_drawn_and_ends():
 def test_an_answer_of_sglang_is_taken_apart():
     sampled = server_api().parse(answer())
     assert (sampled.tokens, sampled.logprobs) == ([29, 25], [-3.4, -1.5])
-    assert (sampled.finish_reason, sampled.version) == ("length", 7)
-    assert server_api().parse(answer({"type": "stop", "matched": 25}, weight_version="default")).version is None
+    assert (sampled.finish_reason, sampled.versions) == ("length", [7, 7])
+    foreign = server_api().parse(answer({"type": "stop", "matched": 25}, weight_version="default"))
+    assert foreign.versions == [None, None]
 
 
 @pytest.mark.parametrize("message", ["Aborted", "Abort in waiting queue"])

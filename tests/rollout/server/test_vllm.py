@@ -15,14 +15,14 @@ import torch
 
 import rft
 from rft.remote.http_client import BadResponse, RequestRefused, ServerClient
-from rft.rollout.engine.sampling import FirstToken, Sampling
+from rft.rollout.engine.sampling import FirstToken
 from rft.rollout.engine.vllm_checks import unloaded
 from rft.rollout.server.options import Servers
-from rft.rollout.server.server_api import Aborted, ServerPrompt
+from rft.rollout.server.server_api import ServerPrompt
 from rft.rollout.server.vllm import VLLMApi, VLLMServers
 from rft.rollout.server.weights.version import Adapter, WeightVersion
 from tests.helpers import yaml_options
-from tests.rollout.contexts import engine_check_context
+from tests.rollout.contexts import engine_check_context, sampling_of_yaml
 from tests.rollout.media import MEDIA
 from tests.rollout.server.scripted import load_from_folder
 
@@ -32,7 +32,7 @@ WEIGHTS = WeightVersion(3, Path("/weights/v3"), {}, None)
 
 
 def how(**changes):
-    return Sampling(**yaml_options("rollout/_base.yaml", max_new_tokens=16) | {"first_token": None} | changes)
+    return sampling_of_yaml(**{"max_new_tokens": 16} | changes)
 
 
 def answer(**changes):
@@ -184,15 +184,18 @@ def test_a_prompt_with_media_is_sent_with_urls_and_comes_back():
 def test_an_answer_is_taken_apart():
     sampled = VLLMApi({}).parse(answer())
     assert (sampled.tokens, sampled.logprobs) == ([29, 25], [-3.4, -1.5])
-    assert (sampled.finish_reason, sampled.version) == ("length", 7)
+    assert (sampled.finish_reason, sampled.versions) == ("length", [7, 7])
     foreign = VLLMApi({}).parse(answer(weight_versions=[{"version": "default", "start": 0, "end": 2}]))
-    assert foreign.version is None
+    assert foreign.versions == [None, None]
+    spans = [{"version": "7", "start": 0, "end": 1}, {"version": "8", "start": 1, "end": 2}]
+    assert VLLMApi({}).parse(answer(weight_versions=spans)).versions == [7, 8]
 
 
-@pytest.mark.parametrize("aborted", [{}, {"token_ids": [], "weight_versions": [], "logprobs": {"content": []}}])
-def test_a_sample_that_was_aborted_is_no_sample(aborted):
-    with pytest.raises(Aborted):
-        VLLMApi({}).parse(answer(finish_reason="abort", **aborted))
+@pytest.mark.parametrize("empty", [{}, {"token_ids": [], "weight_versions": [], "logprobs": {"content": []}}])
+def test_a_sample_that_was_aborted_has_the_tokens_before_that(empty):
+    sampled = VLLMApi({}).parse(answer(finish_reason="abort", **empty))
+    assert sampled.finish_reason == "abort"
+    assert sampled.tokens == ([] if empty else [29, 25]) and sampled.versions == ([] if empty else [7, 7])
 
 
 @pytest.mark.parametrize(
@@ -203,7 +206,7 @@ def test_a_sample_that_was_aborted_is_no_sample(aborted):
         {"logprobs": None},
         {"weight_versions": None},
         {"weight_versions": [{"version": "7", "start": 0, "end": 1}]},
-        {"weight_versions": [{"version": "6", "start": 0, "end": 1}, {"version": "7", "start": 1, "end": 2}]},
+        {"weight_versions": [{"version": "6", "start": 0, "end": 1}, {"version": "7", "start": 0, "end": 2}]},
         {"finish_reason": "error"},
     ],
 )

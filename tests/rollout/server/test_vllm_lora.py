@@ -177,7 +177,7 @@ def test_adapters_are_given_to_a_server_that_is_back_as_they_were_written(faked)
 @pytest.mark.parametrize(("model", "version"), [("rft-1", 7), ("rft-2", None), ("m", None)])
 def test_a_sample_without_the_adapter_of_its_version_is_none_of_ours(model, version):
     stamp = {"weight_versions": [{"version": "7+rft-1", "start": 0, "end": 2}]}
-    assert VLLMApi({}).parse(answer(**stamp) | {"model": model}).version == version
+    assert VLLMApi({}).parse(answer(**stamp) | {"model": model}).versions == [version, version]
 
 
 def test_servers_are_started_for_adapters_where_they_are_asked_for():

@@ -19,7 +19,7 @@ from rft.data.encode.tokenizer import characters
 from rft.distributed import start
 from rft.remote.http_client import RequestRefused
 from rft.rollout.engine.base import Request
-from rft.rollout.engine.sampling import Sampling, truncate
+from rft.rollout.engine.sampling import truncate
 from rft.rollout.server.options import Servers
 from rft.rollout.server.vllm import FIXED, VLLMServers
 from rft.rollout.server.weights import buckets
@@ -27,6 +27,7 @@ from rft.rollout.server.weights.buckets import Bucket
 from rft.rollout.server.weights.version import WeightVersion
 from tests.conftest import SOON_S
 from tests.helpers import engine_context, yaml_options
+from tests.rollout.contexts import sampling_of_yaml
 from tests.rollout.server.own_transfer import PLUGIN, use_gloo
 from tests.rollout.server.real_servers import (
     QUIET,
@@ -51,7 +52,7 @@ PROMPT = [3, 8, 9, 12, 20, 4]
 
 
 def how(**changes):
-    return Sampling(**yaml_options("rollout/_base.yaml", first_token=None, **{"max_new_tokens": 24} | changes))
+    return sampling_of_yaml(**changes)
 
 
 @pytest.fixture(scope="module")

@@ -372,7 +372,8 @@ def test_the_surplus_keeps_its_media_through_a_checkpoint(wrote, reads, ranks):
     ],
 )
 def test_groups_are_kept_by_their_mean(raw, between, kept):
-    assert keeps(DynamicSampling("right", between, 1), torch.tensor(raw, dtype=torch.float32)) is kept
+    group = [{"unit": n, "terms": {"right": torch.tensor(value)}} for n, value in enumerate(raw)]
+    assert keeps(DynamicSampling("right", between, 1), group) is kept
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from atlas_tables import (
+from reference.atlas_tables import (
     CONFIG,
     REGISTRIES,
     codes,
@@ -27,7 +27,6 @@ from atlas_tables import (
     table,
     what,
 )
-
 from rft.algorithm.roles import ROLES
 from rft.registry import Plugin
 from rft.report.chart import Curve, draw
