@@ -8,6 +8,7 @@ python scripts/benchmark.py balance         # balance of the work of ranks, and 
 python scripts/benchmark.py startup         # seconds from the command line to the first step, and TRL's
 python scripts/benchmark.py logprob         # log-probabilities over a large vocabulary, and the plain way's and TRL's
 python scripts/benchmark.py rollout         # tokens per second of hf and vLLM, and what new weights take
+python scripts/benchmark.py asynchronous    # seconds of a step and accuracy with a vLLM server, by rollout.staleness
 python scripts/benchmark.py dialogue        # turns per second of episodes, and what sleeping tools add
 python scripts/benchmark.py reward          # calls per second of a reward in this process and in workers
 python scripts/benchmark.py reward_models   # memory and seconds of three reward models, offloaded and not
@@ -24,6 +25,7 @@ import argparse
 from pathlib import Path
 
 from bench import (
+    asynchronous,
     balance,
     checkpoint,
     data,
@@ -55,6 +57,9 @@ def main() -> None:
     startup.add_options(sections.add_parser("startup", help="seconds until the first step is done, and TRL's"))
     logprob.add_options(sections.add_parser("logprob", help="log-probabilities, beside the plain way and TRL's"))
     rollout.add_options(sections.add_parser("rollout", help="sampled tokens per second and new weights, hf and vLLM"))
+    asynchronous.add_options(
+        sections.add_parser("asynchronous", help="seconds of a step and accuracy, by rollout.staleness")
+    )
     dialogue.add_options(sections.add_parser("dialogue", help="turns per second of episodes, and of sleeping tools"))
     reward.add_options(sections.add_parser("reward", help="calls per second of a reward, and a plain pool's"))
     reward_models.add_options(

@@ -82,13 +82,13 @@ class LoadBalancer:
         """
         total = sum(map(len, groups))
         one = Round(total, order, on_result, asyncio.get_running_loop().create_future())
-        waiting = [RequestGroup(one, number, list(group)) for number, group in enumerate(groups) if group]
+        one.groups += [RequestGroup(one, number, list(group)) for number, group in enumerate(groups) if group]
         if not total:
             one.end()
         try:
             async with self._switch:
                 self._rounds.add(one)
-                for group in waiting:
+                for group in one.groups:
                     insort_right(self._queue, group, key=_order)
                 if self._distributor is None or self._distributor.done():
                     self._distributor = self._start(self._distribute())
@@ -99,7 +99,7 @@ class LoadBalancer:
                 await one.ended
         finally:
             await asyncio.shield(self._leave(one))
-        done = iter(waiting)
+        done = iter(one.groups)
         return [[result for _, result in sorted(next(done).results.items())] if group else [] for group in groups]
 
     async def _leave(self, one: Round) -> None:
@@ -114,6 +114,15 @@ class LoadBalancer:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def unfinished(self) -> list[tuple[int, ServerRequest, Any]]:
+        """The requests of all rounds that run: the order of the round, the request, and its result or None."""
+        groups = (group for one in self._rounds for group in one.groups)
+        return [
+            (group.round.order, request, group.results.get(number))
+            for group in groups
+            for number, request in enumerate(group.requests)
+        ]
 
     async def abort(self, error: OSError) -> None:
         """Ends every round with an error."""

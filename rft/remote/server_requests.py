@@ -92,6 +92,7 @@ class Round:
         on_result: see `LoadBalancer.run`.
         ended: gets the error that ends the round, or None once all results are taken.
         done: requests with a result.
+        groups: those that have requests.
     """
 
     total: int
@@ -99,6 +100,7 @@ class Round:
     on_result: Callable[[int, int, Any], None] | None
     ended: asyncio.Future[None]
     done: int = 0
+    groups: list["RequestGroup"] = field(default_factory=list)
 
     def end(self, error: BaseException | None = None) -> None:
         """Ends the round; the first end counts."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rft.algorithm.roles import POLICY
-from rft.rollout.engine.base import Completion, Engine, OnCompletion, Request
+from rft.rollout.engine.base import Begun, Completion, Engine, OnCompletion, Request
 from rft.rollout.engine.sampling import Sampling
 from rft.strategy.gather import WHOLE, GatherOptions
 
@@ -53,6 +53,13 @@ class Sampler(ABC):
 
     def abort(self) -> None:
         """Stops sampling that is in flight; see `Engine.abort`. The run calls it when it fails."""
+
+    def begun(self) -> list[Begun]:
+        """See `Engine.begun`."""
+        return []
+
+    def continue_from(self, begun: list[Begun]) -> None:
+        """See `Engine.continue_from`."""
 
     def health(self) -> dict[str, float]:
         """Numbers about sampling since the last call, logged as `engine/<name>`.
@@ -114,6 +121,12 @@ class EngineSampler(Sampler):
 
     def abort(self) -> None:
         self.engine.abort()
+
+    def begun(self) -> list[Begun]:
+        return self.engine.begun()
+
+    def continue_from(self, begun: list[Begun]) -> None:
+        self.engine.continue_from(begun)
 
     def health(self) -> dict[str, float]:
         return self.engine.health()

@@ -47,6 +47,13 @@ ELSEWHERE = {
     "algorithm.group_size": (".rollout.n", ".num_generations", ".n_samples_per_prompt"),
     "rollout.temperature": (".temperature",),
     "rollout": (".engine_type",),
+    "rollout.staleness": (
+        ".staleness_threshold",
+        ".max_staleness",
+        ".async_enable",
+        ".async_train",
+        ".async_queue_size",
+    ),
     "rollout.engine_args.gpu_memory_utilization": (".gpu_memory_utilization",),
     # steps
     "actor.optimizer.lr": (".learning_rate", ".actor_learning_rate", ".optim.lr"),

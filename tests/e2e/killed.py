@@ -4,13 +4,13 @@ import asyncio
 import json
 import os
 import signal
-import urllib.request
 from pathlib import Path
 
 from rft.rollout.server.vllm import VLLMServers
-from tests.rollout.server.real_servers import processes_of, shared_memory, until
+from tests.rollout.server.real_servers import counted, processes_of, shared_memory, until
 
 NOTE = "killed.json"
+ANSWERED = "vllm:request_success_total"  # counts the samples that a server has given
 
 
 class KilledServers(VLLMServers):
@@ -30,7 +30,7 @@ class KilledServers(VLLMServers):
             return self.lose(requests, sampling)
         found = super().generate(requests, sampling, on_completion)
         if self.round > 2:
-            self.note["answered"] = answered(self.victim)
+            self.note["answered"] = counted(self.victim, ANSWERED)
             Path(NOTE).write_text(json.dumps(self.note))
         return found
 
@@ -55,7 +55,7 @@ class KilledServers(VLLMServers):
         call, old = self._sample_requests(requests[0], sampling)[0].call(self.victim), found[0][0]
         new = self._server_api.parse(asyncio.run(self.victim.post(call.path, call.body)))
         apart = [abs(one - other) for one, other in zip(old.logprobs, new.logprobs, strict=False)]
-        self.note |= {"same": old.tokens == new.tokens and max(apart) < 1e-4, "before": answered(self.victim)}
+        self.note |= {"same": old.tokens == new.tokens and max(apart) < 1e-4, "before": counted(self.victim, ANSWERED)}
         held = shares[self.victim]
         self.note |= {"held": len(held), "left": [str(file) for file in held if file.exists()]}
         self.note |= {"number": int(self.victim.name.split()[1])}
@@ -73,11 +73,3 @@ def signal_all(processes, number):
     """Sends a signal to each of some processes."""
     for process in processes:
         os.kill(process, number)
-
-
-def answered(client):
-    """Samples that a vLLM server has given."""
-    address, key = f"http://127.0.0.1:{client.port}/metrics", {"Authorization": f"Bearer {client.key}"}
-    with urllib.request.urlopen(urllib.request.Request(address, headers=key)) as page:
-        lines = page.read().decode().splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:request_success_total{"))

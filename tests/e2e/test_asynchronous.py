@@ -46,6 +46,26 @@ def test_one_step_off_equals_a_plain_loop_with_the_weights_of_the_step_before(ti
     assert after.keys() == expected.keys() and all(after[name].equal(expected[name]) for name in after)
 
 
+@pytest.mark.slow
+def test_two_ranks_sample_ahead_as_one_does(tiny, torchrun, one_thread, tmp_path):
+    config = tiny(*AHEAD, f"rollout.engine._target_={ENGINES}.Oldest", "strategy.device=cpu")
+    redrawn = tiny(
+        *AHEAD, "algorithm=dapo", "algorithm.source.redraw.max_rounds=4", "rollout.staleness=2",
+        f"rollout.engine._target_={ENGINES}.Newest", "strategy.device=cpu",
+    )  # fmt: skip
+    Job(config | {"output_dir": str(tmp_path / "one")}).fit("")
+    on_ranks = [config | {"output_dir": str(tmp_path / "two")}, redrawn | {"output_dir": str(tmp_path / "redrawn")}]
+    (tmp_path / "configs.json").write_text(json.dumps(on_ranks))
+    torchrun(SCRIPT.with_name("runs_on_ranks.py"), tmp_path / "configs.json")
+    one, two = steps(tmp_path / "one"), steps(tmp_path / "two")
+    for name in ("staleness/mean", "reward/mean", "length/mean", "rollout/logprob_gap", "grad_norm"):
+        assert [row[name] for row in two] == pytest.approx([row[name] for row in one], rel=1e-4, abs=1e-9), name
+    expected, found = weights(tmp_path / "one"), weights(tmp_path / "two")
+    assert max(float((found[name] - expected[name]).abs().max()) for name in expected) < 1e-6
+    rows = steps(tmp_path / "redrawn")
+    assert len(rows) == 5 and all(row["staleness/max"] <= 2 for row in rows)
+
+
 def test_a_run_evaluates_on_the_same_engine_with_the_weights_of_its_step(tiny, tmp_path):
     config = tiny(
         *AHEAD, "rollout.staleness=2", "eval.every=1", "eval.at_start=true",

@@ -12,12 +12,23 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
 import benchmark  # noqa: E402
-from bench import balance, checkpoint, logprob, logprob_side, model_io, reward_models, staleness, update_side  # noqa: E402
+from bench import (  # noqa: E402
+    asynchronous,
+    balance,
+    checkpoint,
+    logprob,
+    logprob_side,
+    model_io,
+    reward_models,
+    staleness,
+    update_side,
+)
 from bench.staleness import LONGEST, PROMPTS, SYMBOLS, Task, method_of, outputs, policy_losses, train  # noqa: E402
 from bench.step import checked, summary  # noqa: E402
 from bench.workload import GROUP, Lengths, Workload, equal, skewed  # noqa: E402
 
 from tests.reward.sandbox.test_sandbox_attacks import start  # noqa: E402
+from tests.rollout.server.real_servers import interpreter  # noqa: E402
 
 HAS_TRL = importlib.util.find_spec("trl") is not None  # the extra `bench`
 BESIDE = ("trl",) if HAS_TRL else ()
@@ -66,6 +77,7 @@ def test_lengths_are_log_normal_in_whole_groups_and_found_by_their_prompt(tmp_pa
         "startup --repeats 0",
         "logprob --tokens 10000000",
         "rollout --rows 12",
+        "asynchronous --steps 2",
         "reward --calls 0",
         "reward_models --layers 0",
         "checkpoint --repeats 0",
@@ -264,6 +276,25 @@ def test_staleness_of_every_loss(section):
     assert set(rewards) == set(policy_losses())
     assert [name for name, ages in rewards.items() if ages["1"][0] <= start] == [], "every loss moves the policy up"
     assert rewards["gspo"]["0"] != rewards["gspo"]["1"]
+
+
+# asynchronous
+
+
+def test_an_interval_of_an_accuracy_by_hand():
+    """5 of 10: 0.5 in the middle, and 1.96 / 1.38416 * sqrt(0.25 / 10 + 3.8416 / 400) to each side."""
+    assert asynchronous.wilson(0.5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
+    assert asynchronous.wilson(1.0, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not interpreter("vllm"), reason="RFT_VLLM_PYTHON names no interpreter, and this one has no vllm")
+def test_a_server_samples_ahead_of_the_steps(section):
+    found = section("asynchronous", "--staleness", "2", "--seeds", "1", "--steps", "8")
+    [numbers] = found["steps"]["2"]
+    assert 0 < numbers["staleness/mean"] <= 2
+    assert numbers["length/max"] > 2 * numbers["length/mean"], "a step would wait for its longest answer"
+    assert len(found["accuracy"]["2"]) == 1
 
 
 # The others

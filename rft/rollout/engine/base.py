@@ -69,6 +69,25 @@ class Completion:
     versions: list[int]
 
 
+@dataclass(frozen=True)
+class Begun:
+    """A sample of a call of `generate` that has not ended, for a run that continues from a checkpoint.
+
+    Attributes:
+        order: of its request.
+        identity: of the sample: equal where prompt, seed, cap and temperature are.
+        tokens, logprobs, versions: as in `Completion`.
+        finish_reason: as in `Completion`; None where the sample is not complete.
+    """
+
+    order: int
+    identity: str
+    tokens: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    finish_reason: Literal["stop", "length"] | None
+
+
 OnCompletion = Callable[[int, int, Completion], None]  # the number of the request, that of the sample, the completion
 
 
@@ -277,6 +296,13 @@ class Engine(ABC):
 
     def abort(self) -> None:
         """Stops sampling that runs outside `generate`, or in other threads, whose `generate` raises an OSError then."""
+
+    def begun(self) -> list[Begun]:
+        """What is known of the samples for which other threads are in `generate`."""
+        return []
+
+    def continue_from(self, begun: list[Begun]) -> None:
+        """Hands over what an earlier run knew of samples, which are continued where they are asked for again."""
 
     def health(self) -> dict[str, float]:
         """Numbers about the engine since the last call, logged as `engine/<name>`.

@@ -9,13 +9,16 @@ import logging
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
+
+import torch
 
 from rft.batch.media import keep_once, share_again
 from rft.imports import import_part
 from rft.metrics import Metrics
+from rft.rollout.engine.base import Begun
 from rft.rollout.schedule.governor import Governor
 from rft.rollout.source.rollout import REDRAW, Group, RolloutSource
 from rft.waits import waiting
@@ -211,13 +214,14 @@ class GroupStream:
     def _measure(self, groups: list[Group], step: int, metrics: Metrics) -> None:
         """Adds the ages of the tokens of a step, and checks the bound."""
         assert self._first is not None
-        for row in (row for group in groups for row in group):
-            ages = self._first + step - row["version"][row["response_mask"]]
+        versions = [row["version"][row["response_mask"]] for group in groups for row in group]
+        if versions:
+            ages = self._first + step - torch.cat(versions)
+            assert not len(ages) or 0 <= int(ages.min()) <= int(ages.max()) <= self.governor.staleness, "too old"
             for age in range(self.governor.staleness + 1):
                 metrics.mean(f"staleness/age_{age}", ages == age)
             if len(ages):
                 metrics.largest("staleness/max", ages.max())
-                assert 0 <= int(ages.min()) <= int(ages.max()) <= self.governor.staleness, "a token that is too old"
         with self._changed:
             metrics.count("rollout/in_flight", len(self.governor.running))
             metrics.count("rollout/ahead", len(self._done))
@@ -240,15 +244,19 @@ class GroupStream:
             self._context.sampler.abort()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that is drawn and does not train yet, of all ranks, and the groups that are done. A collective."""
+        """Everything that is drawn and does not train yet, of all ranks, the groups that are done, and what is known of
+        answers that are not. A collective."""
+        own = [asdict(one) for one in self._context.sampler.begun()]  # first: what ends now is among the groups
+        begun = [one for part in self._context.world.gather(own) for one in part]
         with self._changed:
             governor, done = self.governor, dict(self._done)
             drawn = [[ordinal, one.position, one.row] for ordinal, one in self._drawn.items()]
         groups = self._source.all_groups([keep_once(answered.group) for answered in done.values()])
-        return {"step": governor.step, "ordinal": governor.drawn, "first": self._first, "drawn": drawn, "done": groups}
+        place = {"step": governor.step, "ordinal": governor.drawn, "first": self._first}
+        return place | {"drawn": drawn, "done": groups, "begun": begun}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues: groups that were done are kept where they are young enough; all others are sampled again."""
+        """Continues: groups that were done, and answers that had begun, are kept where they are young enough."""
         governor, self._first = self.governor, state["first"]
         governor.step, governor.drawn = state["step"], state["ordinal"]
         governor.publish(governor.step)
@@ -266,6 +274,11 @@ class GroupStream:
                 stale += group is not None
                 self._rows[ordinal] = self._context.rows[row]
                 governor.again(ordinal)
+        places = {ordinal: place for place, ordinal in enumerate(governor.outstanding) if ordinal in self._rows}
+        begun = [one for one in (Begun(**one) for one in state["begun"]) if one.order in places]
+        self._context.sampler.continue_from(
+            [one for one in begun if min(one.versions) - (self._first or 0) >= governor.oldest(places[one.order])]
+        )
         if stale:
             logging.getLogger(__name__).warning(
                 "%d groups of the checkpoint are older than rollout.staleness=%d allows and are sampled again",

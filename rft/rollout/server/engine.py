@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import nan
 from typing import Any, ClassVar
 
@@ -26,6 +26,7 @@ from rft.remote.load_balancer import LoadBalancer
 from rft.remote.server_process import LOCAL, ServerProcess, free_port
 from rft.remote.server_requests import Server
 from rft.rollout.engine.base import (
+    Begun,
     Completion,
     Engine,
     EngineCheckContext,
@@ -99,6 +100,7 @@ class ServersEngine(Engine):
             )
         self.version = self._arriving = 0
         self._continues = context.while_updating == "abort"
+        self._begun: dict[str, Sampled] = {}  # by identity: what an earlier run has sampled
         self._ends = end_tokens(model, tokenizer)
         self._names = checkpoint_names(model)
         self._vocabulary = model.config.get_text_config().vocab_size
@@ -178,9 +180,20 @@ class ServersEngine(Engine):
             if on_completion is not None:
                 on_completion(request, sample, completion)
 
-        groups = [self._sample_requests(request, sampling) for request in requests]
+        asked: list[list[SampleRequest]] = []
+        places: list[list[int]] = []  # of what is asked for among the samples of its request
+        for number, request in enumerate(requests):
+            samples = dict(enumerate(self._sample_requests(request, sampling)))
+            for sample, one in samples.items():
+                if one.complete and one.begun is not None:
+                    finish(number, sample, one.begun)
+            left = {sample: one for sample, one in samples.items() if not one.complete}
+            asked.append([*left.values()])
+            places.append([*left])
         order = min((request.order for request in requests), default=0)
-        self._loop.run(self._balancer.run(groups, finish, order))
+        self._loop.run(
+            self._balancer.run(asked, lambda number, place, found: finish(number, places[number][place], found), order)
+        )
         return in_order(completions, requests)
 
     async def _probe(self, client: ServerClient) -> str | None:
@@ -201,10 +214,11 @@ class ServersEngine(Engine):
             continues=self._continues,
             fields=self._request_fields,
         )
-        return [
+        samples = [
             SampleRequest(prompt, seed, request.limit(sample, sampling), how)
             for sample, seed in enumerate(request.seeds)
         ]
+        return [replace(one, begun=self._begun.pop(one.identity, None)) for one in samples]
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Writes the weights and lets the servers load them. A collective.
@@ -262,6 +276,25 @@ class ServersEngine(Engine):
                 process.wait()
             shutil.rmtree(self._weight_store.folder, ignore_errors=True)
         self._loop.close()
+
+    def begun(self) -> list[Begun]:
+        """What is known of running samples: those that are complete while others of their group are not, and with
+        `while_updating=abort` what was sampled before the last update. Answers to media are left out, which the servers
+        could not continue."""
+        found: list[Begun] = []
+        for order, request, result in self._loop.run(self._balancer.unfinished()):
+            assert isinstance(request, SampleRequest)
+            known: Sampled | None = result or request.begun
+            if known is not None and not request.prompt.media:
+                reason = None if known.finish_reason == "abort" else known.finish_reason
+                versions = [version for version in known.versions if version is not None]
+                found.append(Begun(order, request.identity, known.tokens, known.logprobs, versions, reason))
+        return found
+
+    def continue_from(self, begun: list[Begun]) -> None:
+        for one in begun:
+            known = Sampled(one.tokens, one.logprobs, one.finish_reason or "abort", [*one.versions])
+            self._begun[one.identity] = known
 
     def health(self) -> dict[str, float]:
         """Counts since the last call.

@@ -1,5 +1,6 @@
 """One sample of a server: its request, the check of the answer, and the request for what an abort left out."""
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -44,7 +45,7 @@ class SampleRequest:
             first tokens.
         limit: most new tokens.
         options: see `SampleOptions`.
-        begun: what servers have sampled of it before they aborted it.
+        begun: what servers have sampled of it already.
     """
 
     prompt: ServerPrompt
@@ -52,6 +53,17 @@ class SampleRequest:
     limit: int
     options: SampleOptions
     begun: Sampled | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Nothing is left to sample."""
+        return self.begun is not None and self.begun.finish_reason != "abort"
+
+    @property
+    def identity(self) -> str:
+        """See `Begun`."""
+        prompt = zlib.crc32(repr(self.prompt.ids).encode())
+        return f"{prompt}-{self.seed}-{self.limit}-{self.options.sampling.temperature}"
 
     def call(self, client: ServerClient) -> Call:
         prompt, seed, limit, sampling = self.prompt, self.seed, self.limit, self.options.sampling

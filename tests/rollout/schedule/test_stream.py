@@ -8,10 +8,11 @@ import torch
 
 from rft.data.sampler import RowSampler
 from rft.metrics import Metrics
-from rft.rollout.engine.base import Completion, row_seed
+from rft.rollout.engine.base import Begun, Completion, row_seed
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.source.base import Ahead
 from rft.rollout.source.rollout import DynamicSampling, RolloutSource
+from tests.conftest import SOON_S
 from tests.rollout.contexts import NO_THOUGHTS, plain_scoring, rollout_context
 
 ROWS = [{"prompt": f"{number}=", "answer": str(number)} for number in range(10)]
@@ -36,10 +37,13 @@ class Engine:
         held: orders that are not answered until they are taken out; `changed` tells of it.
         began: the orders of the requests so far.
         aborted: a sampling that is held raises.
+        known: of which orders it says that their samples have begun.
+        continued: those that it is to continue.
     """
 
     def __init__(self, held=()):
         self.version, self.held, self.began, self.aborted = 0, set(held), [], False
+        self.known, self.continued = [], []
         self.changed = threading.Condition()
 
     def generate(self, requests, sampling, on_completion=None):
@@ -49,9 +53,8 @@ class Engine:
             self.changed.notify_all()
             version = self.version
             while request.order in self.held:
-                if self.aborted:
+                if self.aborted or not self.changed.wait(SOON_S):
                     raise OSError("given up")
-                self.changed.wait()
         said = [Completion([1 + seed % 5], [-0.5], "stop", str(seed), [version]) for seed in request.seeds]
         return [said]
 
@@ -59,6 +62,12 @@ class Engine:
         with self.changed:
             self.aborted = True
             self.changed.notify_all()
+
+    def begun(self):
+        return [Begun(order, str(order), [1], [-0.5], [0], None) for order in self.known]
+
+    def continue_from(self, begun):
+        self.continued += [one.order for one in begun]
 
     def release(self, *orders):
         with self.changed:
@@ -254,6 +263,7 @@ def test_a_checkpoint_has_what_is_done_and_the_rest_is_sampled_again(ranks):
         take(made, engine, 1)
         with made.ahead._changed:
             assert made.ahead._changed.wait_for(lambda: len(made.ahead._done) == 3, 60)
+        engine.known = [5, 6]  # 6 is done
         state = made.state_dict()
         engine.abort()
         other = Engine()
@@ -261,9 +271,10 @@ def test_a_checkpoint_has_what_is_done_and_the_rest_is_sampled_again(ranks):
         again = source(world, other, staleness=1, steps=3)
         again.load_state_dict(state)
         waiting = again.waiting()
-        return waiting, take(again, other, 2), other.began
+        return waiting, take(again, other, 2), other.began, other.continued
 
-    waiting, batches, began = alone(ranks, run)
+    waiting, batches, began, continued = alone(ranks, run)
+    assert continued == [5], "what had begun of the others is a group by now"
     assert waiting == [4, 5, 6, 7]
     assert [drawn(batch) for batch, _ in batches] == [[4, 5, 6, 7], [8, 9, 10, 11]]
     assert sorted(began) == [5, 8, 9, 10, 11], "no group that was done is sampled again"
@@ -290,3 +301,20 @@ def test_a_smaller_staleness_samples_again_what_is_too_old(ranks, caplog):
     assert {8, 9, 10, 11} <= set(began) and not {4, 5, 6, 7} & set(began)
     assert all(numbers["staleness/max"] <= 1 for _, numbers in batches)
     assert "4 groups of the checkpoint are older than rollout.staleness=1 allows" in caplog.text
+
+
+def test_a_smaller_staleness_continues_no_answer_that_is_too_old(ranks):
+    def run(world):
+        engine = Engine(held=range(4, 12))
+        made = source(world, engine, staleness=2, steps=5)
+        take(made, engine, 1)
+        engine.wait_until(12)
+        engine.known = [5, 9]
+        state = made.state_dict()
+        engine.abort()
+        other = Engine()
+        again = source(world, other, staleness=1, steps=5)
+        again.load_state_dict(state)
+        return other.continued
+
+    assert alone(ranks, run) == [5], "the tokens of 9 would be two versions old"

@@ -84,6 +84,8 @@ class FakeServer:
         seconds: that a sample takes.
         token_s: that a token of vLLM's messages takes; where it is above 0, weights may change within a sample.
         aborts: how often running samples were aborted.
+        hold_at: where `token_s` is above 0, tokens after which a sample waits for its abort; None: it does not wait.
+        held: a sample waits so.
         capacity: samples at once; more are refused with 503.
         calls: how often each path was called; `samples` how often each (prompt, seed) was answered.
         running, most: samples at work now, and at most so far.
@@ -97,7 +99,7 @@ class FakeServer:
         self.version, self.weights = version, weights
         self.faults, self.always = defaultdict(list), {}
         self.seconds, self.token_s, self.capacity = 0.0, 0.0, 10**6
-        self.aborts = 0
+        self.aborts, self.hold_at, self.held = 0, None, False
         self.calls, self.samples = Counter(), Counter()
         self.running = self.most = 0
         self.paused, self.dummy = False, True
@@ -334,8 +336,8 @@ class FakeServer:
         aborts, logprobs, spans = self.aborts, [], []
         for place in range(len(tokens)):
             self.gone.wait(self.token_s)
-            while self.paused and self.aborts == aborts and not self.gone.wait(0.005):
-                pass
+            while (self.paused or place == self.hold_at) and self.aborts == aborts and not self.gone.wait(0.005):
+                self.held = place == self.hold_at
             if self.aborts != aborts:
                 reason, tokens = "abort", tokens[:place]
                 break

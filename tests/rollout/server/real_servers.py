@@ -6,6 +6,7 @@ import importlib.util
 import os
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 from rft.remote.http_client import RequestRefused, ServerClient
@@ -115,6 +116,14 @@ def memory_of(process):
     links = set(opened_by(process))
     lines = Path(f"/proc/{process}/maps").read_text().splitlines()
     return [text for text in (*links, *lines) if NAME in text]
+
+
+def counted(client, name):
+    """What a counter of a vLLM server says, the sum of its labels."""
+    address, key = f"http://127.0.0.1:{client.port}/metrics", {"Authorization": client._headers["Authorization"]}
+    with urllib.request.urlopen(urllib.request.Request(address, headers=key)) as page:
+        lines = page.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
 
 
 def until(true, seconds):

@@ -2,17 +2,18 @@
 
 import threading
 from contextlib import closing
+from dataclasses import asdict
 
 import pytest
 import torch
 
 from rft.distributed import start
-from rft.rollout.engine.base import Request
+from rft.rollout.engine.base import Begun, Request
 from rft.rollout.server.vllm import VLLMApi
 from tests.conftest import SOON_S
 from tests.remote.test_process_supervisor import await_that
-from tests.rollout.server.fake_server import logprob_of
-from tests.rollout.server.scripted import SAMPLING, make_engine, weights
+from tests.rollout.server.fake_server import FakeServer, answer_of, logprob_of
+from tests.rollout.server.scripted import ASK, SAMPLING, make_engine, weights
 
 LONG = SAMPLING.__class__(**{**vars(SAMPLING), "max_new_tokens": 30})
 
@@ -136,3 +137,98 @@ def test_a_server_that_dies_in_the_middle_loses_no_sample(engine):
     for thread in threads:
         thread.join(SOON_S)
     assert len(found) == 4 and all(len(group) == 2 for group in found) and held.numel() == 1
+
+
+def test_another_engine_continues_what_had_begun(engine, fakes, tmp_path):
+    """A group of which one sample ends at once and the other never does, until a version arrives in its middle."""
+    held = {1: update(engine, 1)}
+    asked, errors = Request([7, 8], [4, 5], order=3), []
+    first, second = (answer_of(asked.prompt, seed, 30, 0)[0] for seed in asked.seeds)
+    assert len(first) < 10 < len(second)
+    for server in engine.fakes:
+        server.hold_at = 10
+
+    def sample():
+        with pytest.raises(OSError, match="given up"):
+            engine.generate([asked], LONG)
+        errors.append(True)
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    await_that(lambda: any(server.held for server in engine.fakes) and len(engine.begun()) == 1)
+    held[2] = update(engine, 2)
+    begun = engine.begun()
+    engine.abort()
+    thread.join(SOON_S)
+    assert errors == [True] and {one.order for one in begun} == {3}
+    known = sorted((one.tokens, one.finish_reason) for one in begun)
+    partial = [(second[:10], None)] if engine.way == "abort" else []
+    assert known == sorted([(first, "stop"), *partial])
+
+    [other] = fakes(1)
+    with closing(make_engine(start("cpu"), VLLMApi({}), tmp_path / "new", [other], while_updating=engine.way)) as new:
+        new.update_weights(2, weights(2).items())
+        new.continue_from([Begun(**asdict(one)) for one in begun])
+        [group] = new.generate([asked], LONG)
+        assert [row.tokens[:10] for row in group] == [first, second[:10]] and len(group[1].tokens) > 10
+        assert group[1].versions[:10] == ([1] * 10 if engine.way == "abort" else [2] * 10)
+        for row in group:
+            for place, version in enumerate(row.versions):
+                assert row.logprobs[place] == logprob_of(asked.prompt + row.tokens[: place + 1], held[version])
+        assert sum(other.samples.values()) == 1, "the complete sample is not asked for"
+        assert ((7, 8, *second[:10]) in {prompt for prompt, _ in other.samples}) == (engine.way == "abort")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["recompute", "abort"])
+def test_faults_in_the_middle_lose_no_sample(way, fakes, tmp_path):
+    """While versions arrive, a server fails in many ways, hangs, dies, and comes back with other weights."""
+    servers = fakes(2)
+    with closing(make_engine(start("cpu"), VLLMApi({}), tmp_path, servers, while_updating=way, answer_s=6.0)) as engine:
+        found, errors, ended, held = [], [], threading.Event(), {}
+
+        def sample(number):
+            try:
+                while not ended.is_set():
+                    asked = Request([3 + number, 4], [number, number + 100], order=number)
+                    found.extend((asked.prompt, row) for row in engine.generate([asked], LONG)[0])
+            except OSError as error:
+                errors.append(error)
+
+        def next_version():
+            """Some samples and a version later."""
+            before = len(found)
+            if held:
+                await_that(lambda: len(found) >= before + 4 or errors)
+            version = engine.version + 1
+            engine.update_weights(version, weights(version).items())
+            held[version] = servers[1].weights
+
+        next_version()
+        for server in servers:
+            server.token_s = 0.002
+        threads = [threading.Thread(target=sample, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for fault in ("drop", "lose", "cut", "garbage", 500, 503, "twice", "late"):
+            servers[0].faults[ASK["vllm"]] = [fault, None, fault]
+            next_version()
+        servers[0].always[ASK["vllm"]] = "never"
+        next_version()
+        servers[0].kill()
+        next_version()
+        back = FakeServer(servers[0].port, version="1", weights=77)
+        back.token_s = 0.002
+        try:
+            next_version()
+            await_that(lambda: (back.version == servers[1].version and back.running) or errors)
+            next_version()
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join(SOON_S)
+            back.kill()
+        assert not errors and len(found) > 50 and engine.health()["retries"] > 0
+        for prompt, row in found:
+            for place, version in enumerate(row.versions):
+                assert row.logprobs[place] == logprob_of(prompt + row.tokens[: place + 1], held[version])

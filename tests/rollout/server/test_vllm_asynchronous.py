@@ -21,10 +21,11 @@ from rft.rollout.server.vllm import VLLMServers
 from tests.conftest import ENDS_S
 from tests.helpers import engine_context, yaml_options
 from tests.rollout.contexts import sampling_of_yaml
-from tests.rollout.server.real_servers import QUIET, interpreter
+from tests.rollout.server.real_servers import QUIET, counted, interpreter, until
 from tests.rollout.server.scripted import tied_model
 
 ARGUMENTS = {"dtype": "float32", "enforce_eager": True, "max_model_len": 256}
+TOKENS = "vllm:generation_tokens_total"
 LONG = sampling_of_yaml(max_new_tokens=200)
 
 
@@ -72,9 +73,9 @@ def gaps(model, prompt, row):
 
 @pytest.mark.slow
 def test_every_token_of_a_real_server_has_the_weights_of_its_label(engine):
-    model, updates = tied_model(30), int(os.environ.get("RFT_UPDATES", "20"))
+    model, updates = tied_model(30), int(os.environ.get("RFT_UPDATES", "8"))
     engine.update_weights(1, weights_of(model, 1).state_dict().items())
-    found, errors, ended = [], [], threading.Event()
+    server, found, errors, ended = engine._servers[0].client, [], [], threading.Event()
 
     def sample(number):
         try:
@@ -90,7 +91,8 @@ def test_every_token_of_a_real_server_has_the_weights_of_its_label(engine):
         thread.start()
     for version in range(2, 2 + updates):
         engine.update_weights(version, weights_of(model, version).state_dict().items())
-        ended.wait(0.1)
+        sampled = counted(server, TOKENS)
+        until(lambda enough=sampled + 40: counted(server, TOKENS) >= enough or errors, ENDS_S)  # some of each sample
     ended.set()
     for thread in threads:
         thread.join(ENDS_S)
