@@ -25,11 +25,12 @@ class ThreadRunner(Runner):
     """
 
     def __init__(self, term: Term, name: str) -> None:
+        super().__init__()
         self._term = term
         self._name = name
         self._threads = ThreadPoolExecutor(term.threads, name)  # it starts threads as they are needed
 
-    def submit(self, responses: Sequence[str], rows: Rows) -> Future[Outcomes]:
+    def _submit(self, responses: Sequence[str], rows: Rows) -> Future[Outcomes]:
         return self._threads.submit(call, self._term, self._name, responses, rows)
 
     def close(self) -> None:
@@ -46,6 +47,7 @@ class AsyncRunner(Runner):
     """
 
     def __init__(self, name: str, concurrency: int, deadline_s: float | None) -> None:
+        super().__init__()
         self._name = name
         self._concurrency = concurrency
         self._deadline_s = deadline_s
@@ -56,7 +58,7 @@ class AsyncRunner(Runner):
     async def _found(self, responses: Sequence[str], rows: Rows) -> Any:
         """What the term returns for the responses of a call; a `Failure` where it returns nothing."""
 
-    def submit(self, responses: Sequence[str], rows: Rows) -> Future[Outcomes]:
+    def _submit(self, responses: Sequence[str], rows: Rows) -> Future[Outcomes]:
         return self._begin(self._call(responses, rows))
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:

@@ -1,5 +1,6 @@
 """Where the calls of a reward term run: in the main thread, or beside it, see `rft.reward.async_runners`."""
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -21,17 +22,25 @@ class Runner(ABC):
 
     beside: ClassVar[bool] = True
 
-    @abstractmethod
+    def __init__(self) -> None:
+        self._submitting = threading.Lock()
+
     def submit(self, responses: Sequence[str], rows: Rows) -> Future[Outcomes]:
         """Starts one call; in an event loop or in a worker it ends where its future is cancelled. Any thread may call
-        this, one at a time."""
+        this: the calls of a term start one after the other."""
+        with self._submitting:
+            return self._submit(responses, rows)
+
+    @abstractmethod
+    def _submit(self, responses: Sequence[str], rows: Rows) -> Future[Outcomes]:
+        """See `submit`."""
 
     def close(self) -> None:
         """Ends the threads and processes."""
 
 
 class InlineRunner(Runner):
-    """Runs a call at once, in the thread that submits it.
+    """Runs a call at once, in the thread that submits it. One call runs at a time.
 
     Args:
         term: of the calls.
@@ -41,10 +50,11 @@ class InlineRunner(Runner):
     beside: ClassVar[bool] = False
 
     def __init__(self, term: Term, name: str) -> None:
+        super().__init__()
         self._term = term
         self._name = name
 
-    def submit(self, responses: Sequence[str], rows: Rows) -> Future[Outcomes]:
+    def _submit(self, responses: Sequence[str], rows: Rows) -> Future[Outcomes]:
         done: Future[Outcomes] = Future()
         done.set_result(call(self._term, self._name, responses, rows))
         return done

@@ -1,6 +1,9 @@
 """Calls that begin before all responses are there, in every kind of runner."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from threading import enumerate as enumerate_threads
 
 import pytest
 
@@ -216,3 +219,46 @@ def test_no_error_is_kept_that_leaves_other_ranks_in_a_collective():
     with pytest.raises(FunctionError, match="CollectiveError: ValueError: could not convert") as caught:
         call(Collective(), "a", ["b"], [ROW])
     assert isinstance(caught.value.__cause__, CollectiveError)
+
+
+class OneAtATime(RowTerm):
+    """Counts the calls that run at a time."""
+
+    def __init__(self):
+        self.running = self.most = 0
+
+    def value(self, response, row):
+        self.running += 1
+        self.most = max(self.most, self.running)
+        time.sleep(0.002)
+        self.running -= 1
+        return 1.0
+
+
+def scored_by_threads(runner, count=8):
+    """The outcomes of calls that as many threads begin at a time, as in a run that samples ahead of its steps."""
+    begin = Barrier(count)
+
+    def score(_):
+        calls = Calls("a", runner, 1, 1, False, None)
+        begin.wait()
+        calls.add(0, "ab", ROW)
+        return calls.finish()
+
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(score, range(count)))
+
+
+def test_one_call_at_a_time_runs_in_the_process_of_the_run():
+    term = OneAtATime()
+    assert scored_by_threads(InlineRunner(term, "a")) == [{0: 1.0}] * 8
+    assert term.most == 1
+
+
+def test_threads_share_one_event_loop():
+    runner = LoopRunner(Pairs(), "of threads", 4, None)
+    try:
+        assert len(scored_by_threads(runner)) == 8
+        assert [thread.name for thread in enumerate_threads()].count("reward of threads") == 1
+    finally:
+        runner.close()
