@@ -42,7 +42,9 @@ class Interruption:
         first = [replace(r, limits=[self.limit(seed, most) for seed in r.seeds]) for r in requests]
 
         def rest_of(request: int, sample: int, start: Completion) -> Request | None:
-            return self.rest(requests[request].prompt, start, requests[request].seeds[sample], most)
+            asked = requests[request]
+            rest = self.rest(asked.prompt, start, asked.seeds[sample], most)
+            return None if rest is None else replace(rest, order=asked.order)
 
         def announce_uncut(request: int, sample: int, completion: Completion) -> None:
             if rest_of(request, sample, completion) is None:

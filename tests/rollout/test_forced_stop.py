@@ -56,7 +56,7 @@ class Engine:
 def generated(time=TIME, requests=None, phrase=PHRASE, sampling=SAMPLING):
     announced = {}
     engine = Engine()
-    requests = requests or [Request([5, 6], SEEDS[:25]), Request([7], SEEDS[25:])]
+    requests = requests or [Request([5, 6], SEEDS[:25], order=3), Request([7], SEEDS[25:], order=4)]
 
     def announce(request, sample, answer):
         assert (request, sample) not in announced
@@ -85,7 +85,7 @@ def test_what_is_too_long_is_interrupted_and_goes_on():
                 continue
             size, asked = limits[seed], next(later)
             assert asked.prompt == request.prompt + [seed % 50] * size + PHRASE
-            assert asked.limits == [20 - size - 3]
+            assert asked.limits == [20 - size - 3] and asked.order == request.order
             [again] = asked.seeds
             assert again == row_seed(seed, 0, 1) != seed
             rest = 2 if again % 3 == 0 else 20 - size - 3
