@@ -242,6 +242,12 @@ RUNS = (
     ("algorithm=reward_model",),
     ("algorithm=process_reward_model",),
     ("algorithm=sft", "algorithm.source.response=answer", "eval.loss=true", "rollout=none"),
+    (
+        "rollout.engine._target_=tests.e2e.older_weights.Newest",
+        "rollout.staleness=1",
+        "algorithm.old_logprobs=rollout",
+        "warmup=none",
+    ),
 )
 FORKS = """{% for message in messages %}{{ messages|length }}{{ message.content }}{% if message.role == "assistant" %}
 {{- eos_token }}{% endif %}{% endfor %}"""
@@ -294,7 +300,7 @@ def test_the_page_on_metrics_lists_what_runs_log_and_the_page_on_runs_what_one_w
         stand_for["rule"] |= set((algorithm["correction"] or {"rules": {}})["rules"])
         stand_for["term"] |= set(config["reward"]["terms"])
         stand_for["shaping"] |= set(algorithm["shaping"])
-        stand_for |= {"n": {"4"}, "k": {"1", "2", "4"}}
+        stand_for |= {"n": {"0", "1", "4"}, "k": {"1", "2", "4"}}
         Job(config).fit("")
         rows = [json.loads(line) for line in (tmp_path / str(number) / "metrics.jsonl").read_text().splitlines()]
         logged |= {name for row in rows for name in row} - {"step", "stage"}

@@ -290,7 +290,7 @@ def test_an_interval_of_an_accuracy_by_hand():
 @pytest.mark.slow
 @pytest.mark.skipif(not interpreter("vllm"), reason="RFT_VLLM_PYTHON names no interpreter, and this one has no vllm")
 def test_a_server_samples_ahead_of_the_steps(section):
-    found = section("asynchronous", "--staleness", "2", "--seeds", "1", "--steps", "8")
+    found = section("asynchronous", "--staleness", "2", "--seeds", "1", "--steps", "5")
     [numbers] = found["steps"]["2"]
     assert 0 < numbers["staleness/mean"] <= 2
     assert numbers["length/max"] > 2 * numbers["length/mean"], "a step would wait for its longest answer"
