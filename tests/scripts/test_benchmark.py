@@ -288,6 +288,7 @@ def test_an_interval_of_an_accuracy_by_hand():
 
 
 @pytest.mark.slow
+@pytest.mark.suite
 @pytest.mark.skipif(not interpreter("vllm"), reason="RFT_VLLM_PYTHON names no interpreter, and this one has no vllm")
 def test_a_server_samples_ahead_of_the_steps(section):
     found = section("asynchronous", "--staleness", "2", "--seeds", "1", "--steps", "5")
