@@ -37,7 +37,7 @@ class Setting:
         crash: the chance that the sampling of a group fails and begins again.
         signal: the share of groups with signal, where groups without are drawn again; None: all train.
         rounds: of `max_rounds`.
-        kills: the steps in which the run is killed and goes on from the checkpoint of the step before.
+        kills: the steps in which the run is killed and continues from the checkpoint of the step before.
         after: the staleness behind the first kill.
         keeps: whether the checkpoint has the groups that are done.
         seed: of all draws.
@@ -247,7 +247,7 @@ class Twin:
         self.version += 1
 
     def kill(self) -> None:
-        """The run is killed; a new process goes on from the last step, as `GroupStream.load_state_dict` does."""
+        """The run is killed; a new process continues from the last step, as `GroupStream.load_state_dict` does."""
         before, done, oldest = self.governors, self.done, self.oldest
         self.staleness = self.setting.after
         self.begin()

@@ -139,7 +139,7 @@ class LoadBalancer:
                 limit.reschedule(None)
 
     async def resume(self) -> None:
-        """See `pause`."""
+        """The servers answer again: deadlines and durations continue where `pause` stopped them."""
         now = asyncio.get_running_loop().time()
         assert self._paused_since is not None
         seconds, self._paused_since = now - self._paused_since, None

@@ -33,7 +33,7 @@ class Runner(ABC):
 
     @abstractmethod
     def _submit(self, responses: Sequence[str], rows: Rows) -> Future[Outcomes]:
-        """See `submit`."""
+        """Starts one call, while no other one of the term starts."""
 
     def close(self) -> None:
         """Ends the threads and processes."""

@@ -55,11 +55,11 @@ class Sampler(ABC):
         """Stops sampling that is in flight; see `Engine.abort`. The run calls it when it fails."""
 
     def begun(self) -> list[Begun]:
-        """See `Engine.begun`."""
+        """What is known of the samples for which other threads are in `generate`."""
         return []
 
     def continue_from(self, begun: list[Begun]) -> None:
-        """See `Engine.continue_from`."""
+        """Hands over what an earlier run knew of samples, which are continued where they are asked for again."""
 
     def health(self) -> dict[str, float]:
         """Numbers about sampling since the last call, logged as `engine/<name>`.

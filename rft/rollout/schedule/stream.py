@@ -20,10 +20,8 @@ from rft.imports import import_part
 from rft.metrics import Metrics
 from rft.rollout.engine.base import Begun
 from rft.rollout.schedule.governor import Governor
-from rft.rollout.source.rollout import REDRAW, Group, RolloutSource
+from rft.rollout.source.rollout import NO_SIGNAL, REDRAW, Group, RolloutSource
 from rft.waits import waiting
-
-NO_SIGNAL = "no signal"  # why a group is dropped
 
 
 @dataclass(frozen=True)
@@ -138,13 +136,8 @@ class GroupStream:
                 self._forget(dropped)
             self._draw()
         metrics.largest("rollout/rounds", -(-(most - left) // batch))
-        metrics.add("rollout/informative", kept / batch, 1.0)
-        if kept < batch:
-            logging.getLogger(__name__).warning(
-                "dynamic sampling found %d of %d groups with signal in %r in algorithm.source.redraw.max_rounds=%d "
-                "rounds; the groups behind them fill the batch",
-                kept, batch, redraw.term, redraw.max_rounds,
-            )  # fmt: skip
+        report = import_part(REDRAW[0], "report_signal", "algorithm.source.redraw")
+        report(redraw, kept, batch, "the groups behind them", metrics)
 
     def _forget(self, ordinals: list[int]) -> None:
         for ordinal in ordinals:

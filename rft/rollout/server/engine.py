@@ -218,6 +218,8 @@ class ServersEngine(Engine):
             SampleRequest(prompt, seed, request.limit(sample, sampling), how)
             for sample, seed in enumerate(request.seeds)
         ]
+        if not self._begun:
+            return samples
         return [replace(one, begun=self._begun.pop(one.identity, None)) for one in samples]
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:

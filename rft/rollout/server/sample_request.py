@@ -61,7 +61,7 @@ class SampleRequest:
 
     @property
     def identity(self) -> str:
-        """See `Begun`."""
+        """Equal where prompt, seed, cap and temperature are; `Begun.identity`."""
         prompt = zlib.crc32(repr(self.prompt.ids).encode())
         return f"{prompt}-{self.seed}-{self.limit}-{self.options.sampling.temperature}"
 

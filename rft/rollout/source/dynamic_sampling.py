@@ -8,7 +8,7 @@ import torch
 from rft.algorithm.scores.groups import informative_groups
 from rft.batch.scores import is_scored
 from rft.metrics import Metrics
-from rft.rollout.source.rollout import DynamicSampling, Group, RolloutSource
+from rft.rollout.source.rollout import NO_SIGNAL, DynamicSampling, Group, RolloutSource
 
 
 def keeps(options: DynamicSampling, group: Group) -> bool:
@@ -23,6 +23,22 @@ def keeps(options: DynamicSampling, group: Group) -> bool:
     return inside and bool(informative_groups(raw, torch.zeros(len(raw), dtype=torch.int64)).all())
 
 
+def report_signal(options: DynamicSampling, informative: int, prompts: int, rest: str, metrics: Metrics) -> None:
+    """Adds the share of a step's groups that have signal, and says where they are too few.
+
+    Args:
+        informative: groups with signal; those above `prompts` do not count.
+        rest: what fills the batch.
+    """
+    metrics.add("rollout/informative", min(informative, prompts) / prompts, 1.0)
+    if informative < prompts:
+        logging.getLogger(__name__).warning(
+            "dynamic sampling found %d of %d groups with signal in %r in algorithm.source.redraw.max_rounds=%d "
+            "rounds; %s fill the batch",
+            informative, prompts, options.term, options.max_rounds, rest,
+        )  # fmt: skip
+
+
 def draw_until_full(source: RolloutSource, options: DynamicSampling, metrics: Metrics) -> list[Group]:
     """Rounds until all ranks together hold enough groups with signal; the surplus is kept for the next step."""
     good: list[Group] = source.surplus
@@ -35,16 +51,10 @@ def draw_until_full(source: RolloutSource, options: DynamicSampling, metrics: Me
             (good if keeps(options, group) else spare).append(group)
         metrics.largest("rollout/rounds", round_number)
     informative = _total(source, len(good))
-    metrics.add("rollout/informative", min(informative, prompts) / prompts, 1.0)
-    if informative < prompts:
-        logging.getLogger(__name__).warning(
-            "dynamic sampling found %d of %d groups with signal in %r in algorithm.source.redraw.max_rounds=%d "
-            "rounds; groups without signal fill the batch",
-            informative, prompts, options.term, options.max_rounds,
-        )  # fmt: skip
+    report_signal(options, informative, prompts, "groups without signal", metrics)
     good, spare = source.all_groups(good), source.all_groups(spare)
     chosen = good[:prompts] + spare[: max(0, prompts - informative)]
-    source.drop(spare[max(0, prompts - informative) :][share], "no signal")
+    source.drop(spare[max(0, prompts - informative) :][share], NO_SIGNAL)
     # Groups move between ranks, because which rank finds signal is random.
     source.surplus = good[prompts:][share]
     return chosen[share]

@@ -27,6 +27,7 @@ from rft.rollout.source.base import RolloutContext
 
 # A part, which a run with `algorithm.source.redraw` imports: its module and its function.
 REDRAW = ("rft.rollout.source.dynamic_sampling", "draw_until_full")
+NO_SIGNAL = "no signal"  # why dynamic sampling drops a group
 AHEAD = ("rft.rollout.schedule.stream", "GroupStream")  # a part: that of runs with `rollout.staleness`
 Group = list[dict[str, Any]]  # the rows of one prompt
 
