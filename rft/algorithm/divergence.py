@@ -95,13 +95,15 @@ def log_policy_mismatch(metrics: Metrics, old_logprobs: Tensor, rows: TensorDict
     which verl counts as 0; verl's `ppl_ratio` is the mean over rows of the ratio, not the exp of this mean.
     `rollout/chi2`: the chi-squared divergence of old from rollout, E[rho^2] - 1.
     `rollout/ess`: the effective sample size as a share of the tokens, (mean rho)^2 / mean rho^2; 1 without a mismatch.
+    `rollout/ess_age_<n>`: that of the tokens whose weights are n versions old, of text that was sampled ahead.
 
     The tokens with the largest gaps are recorded one by one at the end of the step.
 
     Args:
         metrics: receives them; each is a mean over all trained tokens (rows for `ppl_gap`) of the step.
         old_logprobs: (B, T).
-        rows: a batch with `rollout_logprobs` (B, T) of the same tokens, and `loss_mask`, those that train.
+        rows: a batch with `rollout_logprobs` (B, T) of the same tokens, and `loss_mask`, those that train; with
+            `ages` (B, T, S + 1) where text was sampled ahead.
     """
     keep, rollout_logprobs = rows["loss_mask"], rows["rollout_logprobs"]
     log_rho = log_ratio(old_logprobs.double(), rollout_logprobs, keep)  # (B, T)
@@ -115,6 +117,9 @@ def log_policy_mismatch(metrics: Metrics, old_logprobs: Tensor, rows: TensorDict
     metrics.mean("rollout/ppl_gap", -log_rho.sum(dim=1) / keep.sum(dim=1).clamp(min=1), keep.any(dim=1))
     metrics.mean("rollout/chi2", rho.square() - 1, keep)
     metrics.effective_share("rollout/ess", rho, keep)
+    if "ages" in rows.keys():
+        for age, of_age in enumerate(rows["ages"].unbind(-1)):
+            metrics.effective_share(f"rollout/ess_age_{age}", rho, keep & of_age)
     metrics.notes(worst_tokens(old_logprobs, rows), token_record)
 
 

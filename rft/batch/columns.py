@@ -27,6 +27,7 @@ prediction *of* token t, and column 0 is 0. There is no prompt/response split: `
 | `loss_mask`        | (B, T) bool     | filter, correction    | losses and counts: trained tokens, none rejected    |
 | `rollout_logprobs` | (B, T) float32  | rollout source        | mismatch metrics, correction                        |
 | `version`          | (B, T) int64    | rollout source        | staleness metrics: weights that sampled each token  |
+| `ages`             | (B, T, S + 1) bool | source, if it is ahead | mismatch metrics: the token is n versions old    |
 | `scores`           | (B,) float32    | reward                | advantages                                          |
 | `terms`            | (B,) each       | reward                | filters, logs: the raw value of every reward term   |
 | `greedy_scores`    | (B,) float32    | source, if it is read | ReMax: the score of the prompt's greedy answer      |
@@ -91,6 +92,7 @@ COLUMNS: dict[str, Kind] = {  # of a nested column: the kind of its leaves
     "loss_mask": "token",
     "rollout_logprobs": "token",
     "version": "token",
+    "ages": "token",
     "scores": "row",
     "terms": "row",
     "greedy_scores": "row",

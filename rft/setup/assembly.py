@@ -59,6 +59,7 @@ class Changes:
         last_step: the run stops after it; None where the config alone decides.
         evaluates: the held-out sets are evaluated.
         probes: the canary tasks are answered.
+        ahead: text is sampled ahead of its steps, as far as the config says.
     """
 
     scoring: Callable[[], Scoring] | None = None
@@ -66,6 +67,7 @@ class Changes:
     last_step: int | None = None
     evaluates: bool = True
     probes: bool = True
+    ahead: bool = True
 
 
 class Job(Components):
@@ -260,7 +262,8 @@ class Job(Components):
             changes: of the mode; None for no changes.
         """
         run, context = self.run, self.model_context(world, loaded)
-        changes = changes or Changes()
+        changes, rollout = changes or Changes(), run.rollout
+        ahead = changes.ahead and rollout.staleness > 0
         models = self.build_models(context, folder)
         policy = trainable(models[POLICY])
         sampler = self.start_sampler(world, policy, loaded, folder)
@@ -283,7 +286,7 @@ class Job(Components):
                 sampling=run.rollout,
                 scoring=changes.scoring or self.reward.begin,
                 logprobs=logprobs,
-                ahead=Ahead(run.rollout.staleness, run.rollout.in_flight, steps) if run.rollout.staleness else None,
+                ahead=Ahead(rollout.staleness, rollout.in_flight, steps) if ahead else None,
             )
             made: Source = target.build(context=context)
             return made

@@ -95,11 +95,13 @@ def batch(rollout, keep):
     )
 
 
-def numbers(old, rollout, keep, splits=None):
-    ranks = []
+def numbers(old, rollout, keep, splits=None, ages=None):
+    ranks, whole = [], batch(rollout, keep)
+    if ages is not None:
+        whole["ages"] = ages
     for rows in splits or [list(range(len(keep)))]:
         ranks.append(Metrics())
-        log_policy_mismatch(ranks[-1], old[rows], batch(rollout, keep)[rows])
+        log_policy_mismatch(ranks[-1], old[rows], whole[rows])
     handed = []
     for metrics in ranks:
         metrics.reduce(lambda mine: handed.append(mine) or [mine])
@@ -125,6 +127,18 @@ BY_HAND = {
 @pytest.mark.parametrize("splits", [None, [[0], [1], [2]], [[2, 1], [], [0]]])
 def test_by_hand_however_the_rows_are_spread(splits):
     assert numbers(OLD, ROLLOUT, KEEP, splits) == pytest.approx(BY_HAND, rel=1e-12, abs=1e-14)
+
+
+@pytest.mark.parametrize("splits", [None, [[0], [1], [2]], [[2, 1], [], [0]]])
+def test_by_hand_by_the_age_of_the_weights(splits):
+    """Two tokens have the weights of this step, and one those of the step before; none is two versions old."""
+    age = torch.tensor([[2, 0, 1], [2, 0, 2], [2, 2, 2]])
+    ages = torch.nn.functional.one_hot(age, 3).bool()
+    by_age = {
+        "rollout/ess_age_0": (e(0.5) + e(0.25)) ** 2 / (2 * (e(1) + e(0.5))),
+        "rollout/ess_age_1": 1.0,
+    }
+    assert numbers(OLD, ROLLOUT, KEEP, splits, ages) == pytest.approx(BY_HAND | by_age, rel=1e-12, abs=1e-14)
 
 
 def test_no_mismatch():

@@ -15,7 +15,7 @@ class EveryVersion(HFEngine):
 
     def __init__(self, options, context):
         super().__init__(options, context)
-        self.kept, self.changed, self.closed = {}, threading.Condition(), False
+        self.kept, self.changed, self.loaded = {}, threading.Condition(), None
 
     def keep(self, version, tensors):
         with self.changed:
@@ -23,7 +23,9 @@ class EveryVersion(HFEngine):
             self.changed.notify_all()
 
     def sample(self, version, request, sampling, on_completion=None):
-        super().update_weights(version, self.kept[version])
+        if self.loaded != version:
+            super().update_weights(version, self.kept[version])
+            self.loaded = version
         return super().generate([request], sampling, on_completion)[0]
 
     def sleep(self):

@@ -75,7 +75,9 @@ def test_a_run_evaluates_on_the_same_engine_with_the_weights_of_its_step(tiny, t
     rows = steps(tmp_path / "run")
     assert len(rows) == 5 and all("eval/heldout/accuracy" in row for row in rows)
     assert all(0 <= row["staleness/max"] <= 2 for row in rows)
-    assert all(sum(row[f"staleness/age_{age}"] for age in range(3)) == pytest.approx(1) for row in rows)
+    for row in rows:
+        assert sum(row[f"staleness/age_{age}"] for age in range(3)) == pytest.approx(1)
+        assert all((f"rollout/ess_age_{age}" in row) == (row[f"staleness/age_{age}"] > 0) for age in range(3))
 
 
 def test_a_run_that_was_stopped_goes_on_with_what_was_sampled(tiny, tmp_path):

@@ -5,8 +5,11 @@ the gap is measured again. Two causes at once are not searched: the table shows 
 """
 
 import copy
+import itertools
 import math
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -17,11 +20,13 @@ from rft.actor.base import TrainableModel
 from rft.actor.lora.base import LoraWeights
 from rft.algorithm.divergence import TOLERANCE
 from rft.algorithm.roles import POLICY
+from rft.batch.collate import collate
 from rft.errors import listed
 from rft.metrics import Metrics
 from rft.modes.doctor.causes import CauseSearch, turned_off
 from rft.modes.doctor.overriding_sampler import OverridingSampler
 from rft.modes.doctor.report import DoctorReport, Gap
+from rft.rollout.source.rollout import RolloutSource
 from rft.setup.assembly import Job
 from rft.train.stage import Stage
 from rft.train.trainer import Trainer
@@ -29,6 +34,7 @@ from rft.train.trainer import Trainer
 SCALE = 1.1  # factor of the scaled weights, which must change what the engine computes
 CHANGE, OFFSET, WAVES = 0.2, 1e-3, 1e3  # of changed tensors: relative and absolute change, radians per unit of value
 ALONE = 8  # rows that are scored one by one, at most
+UPDATES = 4  # that arrive while a batch is sampled, about
 SHOWN = 60  # characters of a prompt that are printed
 
 
@@ -89,7 +95,8 @@ class Examination:
         if self.job.processor is not None and self.job.engine.factory.facts.has_processor:  # else `draw` has raised
             text = "media: the engine has expanded all prompts to the tokens that the trainer reads"
             self.report.add_check(True, text)
-        failed = [*self.weights(*greedy), *self.drift(), *self.rows(batch, logprobs), *self.prompt(batch)]
+        failed = [*self.weights(*greedy), *self.drift(), *self.versions()]
+        failed += [*self.rows(batch, logprobs), *self.prompt(batch)]
         if agree and not failed:
             failed += self.tensors()
         if agree:
@@ -115,9 +122,7 @@ class Examination:
         """The first batch of the training source, sampled with the current weights."""
         self.stage.source.load_state_dict(copy.deepcopy(self.position))
         batch = self.stage.source.next(Metrics())
-        keep = batch["response_mask"].clone()
-        keep[:, 0] = False  # nothing predicts the first token
-        return batch.set("loss_mask", keep)
+        return batch.set("loss_mask", sampled_mask(batch))
 
     def greedy(self) -> TensorDict:
         """The first batch, sampled greedily, with log-probabilities at temperature 1."""
@@ -229,6 +234,55 @@ class Examination:
         if not self.report.add_check(after <= before + self.tolerance, text):
             yield "an update at learning rate 0 changes the gap: weights are lost between strategy and rollout.engine"
 
+    def versions(self) -> Iterator[str]:
+        """Checks, where a run samples ahead, that each token has the log-probability of the weights of its version.
+
+        Scaled weights and the policy's arrive in turn while a batch is sampled; tokens of the policy's are compared.
+        """
+        if not self.job.run.rollout.staleness:
+            return
+        batch, own, updates = self.draw_while_updating()
+        version, sampled = batch["version"], batch["loss_mask"]
+        first = version.masked_fill(~sampled, self.trainer.step).amin(1, keepdim=True)  # (B, 1)
+        ours, logprobs, gaps = sampled & torch.isin(version, own), self.score(batch), dict[str, float]()
+        for place, mask in (("before", ours & (version == first)), ("behind", ours & (version > first))):
+            if sum(self.world.gather(int(mask.sum()))):
+                name = f"while weights arrive, {place} the first update of an answer"
+                gaps[place] = self.report.add_gap(name, batch.clone().set("loss_mask", mask), logprobs).largest
+        found = " and ".join(f"{gap:.2g} {place} the first update of an answer" for place, gap in gaps.items())
+        text = f"versions: while weights changed {updates} times, the largest gap is {found or 'unknown'}"
+        if self.report.add_check(max(gaps.values(), default=0.0) <= self.tolerance, text):
+            return
+        if gaps.get("before", 0.0) > self.tolerance:
+            fault = "stamps tokens with weights that did not sample them: fix Completion.versions of"
+        else:
+            fault = "goes on with keys and values of older weights behind an update: fix update_weights of"
+        yield f"the engine {fault} rollout.engine._target_, or set rollout.staleness=0"
+
+    def draw_while_updating(self) -> tuple[TensorDict, Tensor, int]:
+        """Samples the first batch while other weights arrive.
+
+        Returns:
+            The batch, the versions (V,) of the policy's weights, and how often weights arrived.
+        """
+        self.publish()
+        started = time.perf_counter()
+        self.draw()
+        pause, source = (time.perf_counter() - started) / UPDATES, self.stage.source
+        assert isinstance(source, RolloutSource)
+        source.load_state_dict(copy.deepcopy(self.position))
+        updates, own = 0, [self.trainer.step]
+        with ThreadPoolExecutor(1, "draw") as threads:
+            drawing = threads.submit(source.draw, Metrics())  # no collective, as this thread calls them
+            while not all(self.world.gather(drawing.done())):
+                wait([drawing], timeout=pause)
+                updates += 1
+                self.publish(SCALE if updates % 2 else 1.0)
+                own += [] if updates % 2 else [self.trainer.step]
+        batch = collate(list(itertools.chain(*drawing.result())))
+        self.publish()
+        return batch.set("loss_mask", sampled_mask(batch)), torch.tensor(own), updates
+
     def difference(self, one: TensorDict, other: TensorDict) -> float:
         """The largest difference of the engine's log-probabilities between two batches, over the common beginnings of
         their rows; inf if there are none."""
@@ -293,6 +347,13 @@ class Examination:
                 "explains the gap"
             )
         return "trainer and engine disagree, and no known cause explains the gap; see the worst tokens"
+
+
+def sampled_mask(batch: TensorDict) -> Tensor:
+    """The tokens that are compared, (B, T) bool."""
+    keep = batch["response_mask"].clone()
+    keep[:, 0] = False  # nothing predicts the first token
+    return keep
 
 
 def columns(batch: TensorDict) -> TensorDict:

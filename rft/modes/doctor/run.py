@@ -15,7 +15,7 @@ from rft.modes.doctor.examine import Examination
 from rft.modes.doctor.overriding_sampler import OverridingSampler
 from rft.modes.doctor.report import DoctorReport
 from rft.rollout.sampler import EngineSampler
-from rft.setup.assembly import Job
+from rft.setup.assembly import Changes, Job
 from rft.train.folder.run_folder import scratch
 
 PROMPTS = 8  # prompts of each rank, at most
@@ -58,7 +58,7 @@ def examine(job: DoctorJob, world: World, console: Console) -> float:
     run, loaded = job.run, job.prepare(world)
     run.batch = replace(run.batch, prompts=min(run.batch.prompts, PROMPTS * world.size), minibatches=1, epochs=1)
     with scratch(world, run.output_dir, run.mode) as folder:
-        trainer, stages = job.assemble(world, loaded, folder, SilentLog())
+        trainer, stages = job.assemble(world, loaded, folder, SilentLog(), changes=Changes(ahead=False))
 
         def twin(dtype: str) -> TrainableModel:
             """A copy of the policy that computes in this dtype."""

@@ -157,8 +157,10 @@ class Replay:
         return {row: ids for part in self._world.gather(local) for row, ids in part.items()}
 
     def close(self) -> None:
-        """Ends the engine and the reward."""
+        """Ends what samples ahead, the engine and the reward."""
         self._trainer.checkpoints.close()
+        for stage in self._stages:
+            stage.source.close()
         self._trainer.sampler.close()
         self._job.reward.close()
 

@@ -5,6 +5,7 @@ source's own `answer_row`, so groups, forced stops, greedy answers and rewards a
 main thread, inside `next`, draws rows, calls collectives and decides what trains.
 """
 
+import itertools
 import logging
 import threading
 import time
@@ -14,6 +15,8 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
 
 from rft.batch.media import keep_once, share_again
 from rft.imports import import_part
@@ -205,13 +208,17 @@ class GroupStream:
         return [self._done[ordinal] for ordinal in own]
 
     def _measure(self, groups: list[Group], step: int, metrics: Metrics) -> None:
-        """Adds the ages of the tokens of a step, and checks the bound."""
+        """Adds the ages of the tokens of a step to its rows and its metrics, and checks the bound."""
         assert self._first is not None
-        versions = [row["version"][row["response_mask"]] for group in groups for row in group]
-        if versions:
-            ages = self._first + step - torch.cat(versions)
-            assert not len(ages) or 0 <= int(ages.min()) <= int(ages.max()) <= self.governor.staleness, "too old"
-            for age in range(self.governor.staleness + 1):
+        found, staleness = list[Tensor](), self.governor.staleness
+        for row in itertools.chain(*groups):
+            ages = self._first + step - row["version"]  # (T,); of given tokens without a meaning
+            row["ages"] = one_hot(ages.clamp(0, staleness), staleness + 1).bool()  # (T, S + 1)
+            found.append(ages[row["response_mask"]])
+        if found:
+            ages = torch.cat(found)
+            assert not len(ages) or 0 <= int(ages.min()) <= int(ages.max()) <= staleness, "too old"
+            for age in range(staleness + 1):
                 metrics.mean(f"staleness/age_{age}", ages == age)
             if len(ages):
                 metrics.largest("staleness/max", ages.max())

@@ -1,13 +1,18 @@
 """Engines with one fault each, and one that is strict."""
 
 import itertools
+import threading
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from rft.batch.encoded import as_encoded
+from rft.rollout.engine.base import Completion
 from rft.rollout.engine.expanded import check_expanded
 from rft.rollout.engine.hf import HFEngine
+from tests.conftest import ENDS_S
+from tests.e2e.older_weights import Newest
 
 ONE = "model.layers.1.self_attn.q_proj.weight"
 
@@ -142,3 +147,55 @@ class ExpandsItself(HFEngine):
 
 class ExpandsToOneLess(ExpandsItself):
     lost = 1
+
+
+class GoesOn(Newest):
+    """Sound: it samples token by token, each with the newest weights.
+
+    In a thread beside the doctor's, answers begin with the policy's weights, and each token waits for newer ones.
+    """
+
+    def generate(self, requests, sampling, on_completion=None):
+        found = []
+        for number, request in enumerate(requests):
+            found.append([self.answer(request, sample, sampling) for sample in range(len(request.seeds))])
+            for sample, completion in enumerate(found[-1]):
+                if on_completion is not None:
+                    on_completion(number, sample, completion)
+        return found
+
+    def answer(self, request, sample, sampling):
+        tokens, logprobs, versions, reason = [], [], [], "length"
+        waits = threading.current_thread() is not threading.main_thread()
+        while len(tokens) < request.limit(sample, sampling) and reason == "length":
+            asked = replace(
+                request, prompt=[*request.prompt, *tokens], seeds=[request.seeds[sample] + len(tokens)], limits=[1]
+            )
+            with self.changed:
+                assert not waits or self.changed.wait_for(partial(self.is_next, versions), ENDS_S)
+                newest = max(self.kept)
+                [one] = self.sample(self.uses(versions, newest), asked, sampling)
+            tokens, logprobs, versions = [*tokens, *one.tokens], [*logprobs, *one.logprobs], [*versions, newest]
+            reason = one.finish_reason
+        text = self.context.tokenizer.decode(tokens, skip_special_tokens=True)
+        return Completion(tokens, logprobs, reason, text, self.stamped(versions))
+
+    def is_next(self, versions):
+        first, newest = (self.kept[version][0][1] for version in (min(self.kept), max(self.kept)))
+        return max(self.kept) > versions[-1] if versions else first.equal(newest)
+
+    def uses(self, versions, newest):
+        return newest
+
+    def stamped(self, versions):
+        return versions
+
+
+class StampsAnswersWithTheLastVersion(GoesOn):
+    def stamped(self, versions):
+        return versions[-1:] * len(versions)
+
+
+class GoesOnWithOlderWeights(GoesOn):
+    def uses(self, versions, newest):
+        return versions[-1] if versions else newest

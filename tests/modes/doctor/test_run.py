@@ -115,6 +115,26 @@ def test_float8_of_the_trainer_is_named(scaled, examined, monkeypatch):
     assert ("✗ padding and packing" in text) is scaled
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("engine", "cause"),
+    [
+        ("GoesOn", None),
+        ("StampsAnswersWithTheLastVersion", "stamps tokens with weights that did not sample them"),
+        ("GoesOnWithOlderWeights", "goes on with keys and values of older weights behind an update"),
+    ],
+)
+def test_weights_that_arrive_while_answers_are_sampled(engine, cause, examined):
+    ahead = ("rollout.staleness=1", "algorithm.old_logprobs=rollout", "batch.prompts=2")
+    said, text = examined(f"rollout.engine._target_=tests.modes.doctor.broken.{engine}", *ahead)
+    failed = {line.split(":")[0] for line in text.split("✗ ")[1:]}
+    if cause is None:
+        assert said < 1e-5 and not failed, text
+        assert "behind the first update of an answer" in text
+    else:
+        assert cause in str(said) and failed == {"versions"}, text
+
+
 def test_an_engine_that_heeds_no_seeds_is_not_blamed_for_it(examined):
     said, text = examined("rollout.engine._target_=tests.modes.doctor.broken.HeedsNoSeeds")
     assert said < 1e-5 and "✗" not in text and "16 of 16 rows" not in text

@@ -154,6 +154,8 @@ def test_a_token_is_at_most_as_old_as_the_staleness(ranks, staleness):
         age = min(step, staleness)
         assert set(batch["version"][batch["response_mask"]].tolist()) == {step - age}
         assert numbers["staleness/max"] == age and numbers[f"staleness/age_{age}"] == 1
+        of_age = [batch["ages"][..., number][batch["response_mask"]].all() for number in range(staleness + 1)]
+        assert of_age == [number == age for number in range(staleness + 1)]
 
 
 def test_at_most_so_many_groups_are_sampled_at_a_time_lowest_first(ranks):
