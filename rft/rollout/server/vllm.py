@@ -111,7 +111,7 @@ class VLLMApi(ServerApi):
         tokens, versions = choice["token_ids"], list[int | None]()
         content = choice["logprobs"]["content"] if tokens else []
         for span in choice["weight_versions"] if tokens else []:
-            if span["start"] != len(versions):
+            if not len(versions) == span["start"] <= span["end"] <= len(tokens):
                 raise ValueError("versions of other tokens")
             label, _, adapter = span["version"].partition(SEPARATOR)
             version = labelled_version(label) if not adapter or answer["model"] == adapter else None

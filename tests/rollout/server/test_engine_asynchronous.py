@@ -37,7 +37,7 @@ def update(engine, version):
 
 
 def test_every_token_has_the_weights_of_its_label(engine):
-    """Threads sample all the time, and forty versions arrive."""
+    """Threads sample all the time, and twelve versions arrive."""
     found, errors, ended = [], [], threading.Event()
     held = {1: update(engine, 1)}
 
@@ -54,14 +54,14 @@ def test_every_token_has_the_weights_of_its_label(engine):
     threads = [threading.Thread(target=sample, args=(number,)) for number in range(6)]
     for thread in threads:
         thread.start()
-    for version in range(2, 42):
+    for version in range(2, 14):
         before = len(found)
         held[version] = update(engine, version)
         await_that(lambda before=before: len(found) > before or errors)
     ended.set()
     for thread in threads:
         thread.join(SOON_S)
-    assert not errors and len(found) > 60
+    assert not errors and len(found) > 20
     mixed = 0
     for prompt, row, oldest in found:
         assert row.versions == sorted(row.versions) and row.versions[0] >= oldest
@@ -69,10 +69,10 @@ def test_every_token_has_the_weights_of_its_label(engine):
         for place, version in enumerate(row.versions):
             assert row.logprobs[place] == logprob_of(prompt + row.tokens[: place + 1], held[version])
         mixed += len(set(row.versions)) > 1
-    assert mixed > 10, "samples of several versions"
+    assert mixed > 2, "samples of several versions"
     assert engine.health()["retries"] == 0, "an update is no failure of a server"
     if engine.way == "abort":
-        assert all(server.aborts > 20 for server in engine.fakes)
+        assert all(server.aborts > 4 for server in engine.fakes)
 
 
 def test_requests_of_a_lower_order_come_first(engine):

@@ -207,6 +207,8 @@ def test_a_sample_that_was_aborted_has_the_tokens_before_that(empty):
         {"weight_versions": None},
         {"weight_versions": [{"version": "7", "start": 0, "end": 1}]},
         {"weight_versions": [{"version": "6", "start": 0, "end": 1}, {"version": "7", "start": 0, "end": 2}]},
+        {"weight_versions": [{"version": "7", "start": 0, "end": 2**31}]},  # as a list it does not fit in memory
+        {"weight_versions": [{"version": "7", "start": 0, "end": -1}, {"version": "7", "start": 0, "end": 2}]},
         {"finish_reason": "error"},
     ],
 )
