@@ -115,14 +115,10 @@ class LoadBalancer:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def unfinished(self) -> list[tuple[int, ServerRequest, Any]]:
-        """The requests of all rounds that run: the order of the round, the request, and its result or None."""
+    async def unfinished(self) -> list[tuple[int, ServerRequest]]:
+        """The requests without a result of all rounds that run, each with the order of its round."""
         groups = (group for one in self._rounds for group in one.groups)
-        return [
-            (group.round.order, request, group.results.get(number))
-            for group in groups
-            for number, request in enumerate(group.requests)
-        ]
+        return [(group.round.order, group.requests[number]) for group in groups for number in group.missing()]
 
     async def abort(self, error: OSError) -> None:
         """Ends every round with an error."""

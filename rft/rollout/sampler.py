@@ -55,11 +55,14 @@ class Sampler(ABC):
         """Stops sampling that is in flight; see `Engine.abort`. The run calls it when it fails."""
 
     def begun(self) -> list[Begun]:
-        """What is known of the samples for which other threads are in `generate`."""
+        """What is known of samples of each order that has not `ended`; see `Engine.begun`."""
         return []
 
     def continue_from(self, begun: list[Begun]) -> None:
         """Hands over what an earlier run knew of samples, which are continued where they are asked for again."""
+
+    def ended(self, order: int) -> None:
+        """The samples of this order are complete and scored. Any thread may call it."""
 
     def health(self) -> dict[str, float]:
         """Numbers about sampling since the last call, logged as `engine/<name>`.
@@ -127,6 +130,9 @@ class EngineSampler(Sampler):
 
     def continue_from(self, begun: list[Begun]) -> None:
         self.engine.continue_from(begun)
+
+    def ended(self, order: int) -> None:
+        self.engine.ended(order)
 
     def health(self) -> dict[str, float]:
         return self.engine.health()

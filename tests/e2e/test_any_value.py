@@ -38,7 +38,7 @@ def configs(resolved):
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=2000, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=1000, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_wrong_value_is_refused_with_its_key(configs, data):
     config, paths = configs[data.draw(st.integers(0, len(RUNS) - 1))]

@@ -116,7 +116,7 @@ def test_a_kill_while_a_killed_run_resumes_loses_nothing(outcomes):
 @pytest.mark.slow
 def test_kills_at_random_moments_lose_nothing(outcomes):
     """RFT_RANDOM_KILLS=200 makes 200 of them. Every second run is killed twice."""
-    count, draw = int(os.environ.get("RFT_RANDOM_KILLS", "10")), random.Random(17)
+    count, draw = int(os.environ.get("RFT_RANDOM_KILLS", "6")), random.Random(17)
     trials = []
     while (left := count - sum(map(len, trials))) > 0:
         trials.append([draw.random() for _ in range(min(left, 1 + len(trials) % 2))])

@@ -71,7 +71,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class Begun:
-    """A sample of a call of `generate` that has not ended, for a run that continues from a checkpoint.
+    """A sample of a group that has not ended, for a run that continues from a checkpoint.
 
     Attributes:
         order: of its request.
@@ -298,11 +298,14 @@ class Engine(ABC):
         """Stops sampling that runs outside `generate`, or in other threads, whose `generate` raises an OSError then."""
 
     def begun(self) -> list[Begun]:
-        """What is known of the samples for which other threads are in `generate`."""
+        """What is known of samples of each order that has not `ended`, for a run that continues from a checkpoint."""
         return []
 
     def continue_from(self, begun: list[Begun]) -> None:
         """Hands over what an earlier run knew of samples, which are continued where they are asked for again."""
+
+    def ended(self, order: int) -> None:
+        """The samples of this order are complete and scored, so that `begun` need not know of them. Any thread."""
 
     def health(self) -> dict[str, float]:
         """Numbers about the engine since the last call, logged as `engine/<name>`.

@@ -189,6 +189,7 @@ class GroupStream:
             else:
                 del self._rows[ordinal]
                 self._done[ordinal] = answered.result()
+                self._context.sampler.ended(ordinal)
                 self._start()
             self._changed.notify_all()
 

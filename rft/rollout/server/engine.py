@@ -41,7 +41,7 @@ from rft.rollout.engine.model_folder import write_model_folder
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.engine.texts import in_order, make_completion, until_stop
 from rft.rollout.server.options import KEY, Servers
-from rft.rollout.server.sample_request import SampleOptions, SampleRequest
+from rft.rollout.server.sample_request import SampleOptions, SampleRequest, as_begun, as_sampled
 from rft.rollout.server.server_api import Sampled, ServerApi, key_environment, server_prompt
 from rft.rollout.server.server_pool import ServerPool
 from rft.rollout.server.weights.store import WeightStore
@@ -100,7 +100,8 @@ class ServersEngine(Engine):
             )
         self.version = self._arriving = 0
         self._continues = context.while_updating == "abort"
-        self._begun: dict[str, Sampled] = {}  # by identity: what an earlier run has sampled
+        self._begun: dict[str, Begun] = {}  # by identity, until `ended`: what an earlier run has sampled
+        self._complete: dict[int, list[tuple[SampleRequest, Sampled]]] = {}  # by order, until `ended`
         self._ends = end_tokens(model, tokenizer)
         self._names = checkpoint_names(model)
         self._vocabulary = model.config.get_text_config().vocab_size
@@ -167,7 +168,9 @@ class ServersEngine(Engine):
         tokenizer, unknown = self.context.tokenizer, bool(self._server_api.unknown_logprobs(sampling))
 
         def finish(request: int, sample: int, answer: Sampled) -> None:
-            prompt = requests[request].prompt
+            prompt, order = requests[request].prompt, requests[request].order
+            if order >= 0:
+                self._complete.setdefault(order, []).append((samples[request][sample], answer))
             if as_encoded(prompt).raw is not None:
                 check_expanded(request, prompt, answer.prompt or [], tokenizer)
             tokens, logprobs = answer.tokens, [nan] * len(answer.tokens) if unknown else answer.logprobs
@@ -180,16 +183,15 @@ class ServersEngine(Engine):
             if on_completion is not None:
                 on_completion(request, sample, completion)
 
+        samples = [self._sample_requests(request, sampling) for request in requests]
         asked: list[list[SampleRequest]] = []
         places: list[list[int]] = []  # of what is asked for among the samples of its request
-        for number, request in enumerate(requests):
-            samples = dict(enumerate(self._sample_requests(request, sampling)))
-            for sample, one in samples.items():
+        for number, its in enumerate(samples):
+            for sample, one in enumerate(its):
                 if one.complete and one.begun is not None:
                     finish(number, sample, one.begun)
-            left = {sample: one for sample, one in samples.items() if not one.complete}
-            asked.append([*left.values()])
-            places.append([*left])
+            asked.append([one for one in its if not one.complete])
+            places.append([sample for sample, one in enumerate(its) if not one.complete])
         order = min((request.order for request in requests), default=0)
         self._loop.run(
             self._balancer.run(asked, lambda number, place, found: finish(number, places[number][place], found), order)
@@ -220,7 +222,10 @@ class ServersEngine(Engine):
         ]
         if not self._begun:
             return samples
-        return [replace(one, begun=self._begun.pop(one.identity, None)) for one in samples]
+        known = [self._begun.get(one.identity) for one in samples]
+        return [
+            one if its is None else replace(one, begun=as_sampled(its)) for one, its in zip(samples, known, strict=True)
+        ]
 
     def update_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Writes the weights and lets the servers load them. A collective.
@@ -280,23 +285,24 @@ class ServersEngine(Engine):
         self._loop.close()
 
     def begun(self) -> list[Begun]:
-        """What is known of running samples: those that are complete while others of their group are not, and with
-        `while_updating=abort` what was sampled before the last update. Answers to media are left out, which the servers
-        could not continue."""
-        found: list[Begun] = []
-        for order, request, result in self._loop.run(self._balancer.unfinished()):
+        """What is known of the samples of groups that have not ended: those that are complete, and with
+        `while_updating=abort` what was sampled of the others before the last update. Answers to media are left out,
+        which the servers could not continue."""
+        known: list[tuple[int, SampleRequest, Sampled | None]] = []
+        for order, request in self._loop.run(self._balancer.unfinished()):
             assert isinstance(request, SampleRequest)
-            known: Sampled | None = result or request.begun
-            if known is not None and not request.prompt.media:
-                reason = None if known.finish_reason == "abort" else known.finish_reason
-                versions = [version for version in known.versions if version is not None]
-                found.append(Begun(order, request.identity, known.tokens, known.logprobs, versions, reason))
-        return found
+            known.append((order, request, request.begun))
+        known += [(order, *pair) for order, pairs in [*self._complete.items()] for pair in [*pairs]]
+        told = [as_begun(order, one, part) for order, one, part in known if part and not one.prompt.media]
+        return [*(dict(self._begun) | {one.identity: one for one in told}).values()]
 
     def continue_from(self, begun: list[Begun]) -> None:
-        for one in begun:
-            known = Sampled(one.tokens, one.logprobs, one.finish_reason or "abort", [*one.versions])
-            self._begun[one.identity] = known
+        self._begun |= {one.identity: one for one in begun}
+
+    def ended(self, order: int) -> None:
+        self._complete.pop(order, None)
+        for identity in [identity for identity, one in [*self._begun.items()] if one.order == order]:
+            del self._begun[identity]
 
     def health(self) -> dict[str, float]:
         """Counts since the last call.

@@ -7,7 +7,7 @@ from typing import Any
 
 from rft.remote.http_client import RequestFailed, ServerClient
 from rft.remote.server_requests import Call, Continued
-from rft.rollout.engine.base import row_seed
+from rft.rollout.engine.base import Begun, row_seed
 from rft.rollout.engine.sampling import Sampling
 from rft.rollout.server.server_api import Aborted, Sampled, ServerApi, ServerPrompt
 
@@ -91,3 +91,20 @@ class SampleRequest:
         if part.finish_reason == "abort":
             return Continued(replace(self, begun=whole if whole.tokens else None))
         return whole
+
+
+def as_begun(order: int, request: SampleRequest, known: Sampled) -> Begun:
+    """What a checkpoint has of a sample.
+
+    Args:
+        order: of its request.
+        known: all of the sample, or a part that an abort has ended.
+    """
+    reason = None if known.finish_reason == "abort" else known.finish_reason
+    versions = [version for version in known.versions if version is not None]
+    return Begun(order, request.identity, known.tokens, known.logprobs, versions, reason)
+
+
+def as_sampled(known: Begun) -> Sampled:
+    """What a checkpoint has of a sample, as a server returns it."""
+    return Sampled(known.tokens, known.logprobs, known.finish_reason or "abort", [*known.versions])

@@ -139,6 +139,10 @@ def test_a_server_that_dies_in_the_middle_loses_no_sample(engine):
     assert len(found) == 4 and all(len(group) == 2 for group in found) and held.numel() == 1
 
 
+def in_order(begun):
+    return sorted(begun, key=lambda one: one.identity)
+
+
 def test_another_engine_continues_what_had_begun(engine, fakes, tmp_path):
     """A group of which one sample ends at once and the other never does, until a version arrives in its middle."""
     held = {1: update(engine, 1)}
@@ -169,7 +173,13 @@ def test_another_engine_continues_what_had_begun(engine, fakes, tmp_path):
     with closing(make_engine(start("cpu"), VLLMApi({}), tmp_path / "new", [other], while_updating=engine.way)) as new:
         new.update_weights(2, weights(2).items())
         new.continue_from([Begun(**asdict(one)) for one in begun])
+        assert in_order(new.begun()) == in_order(begun), "a checkpoint before they are asked for has them, too"
         [group] = new.generate([asked], LONG)
+        known = [(one.order, one.tokens, one.versions, one.finish_reason) for one in in_order(new.begun())]
+        ends = [(3, row.tokens, row.versions, row.finish_reason) for row in group]
+        assert sorted(known) == sorted(ends), "and one before they are scored"
+        new.ended(3)
+        assert new.begun() == []
         assert [row.tokens[:10] for row in group] == [first, second[:10]] and len(group[1].tokens) > 10
         assert group[1].versions[:10] == ([1] * 10 if engine.way == "abort" else [2] * 10)
         for row in group:
