@@ -31,7 +31,7 @@ from rft.logger.redact import public_config
 from rft.registry import Target
 from rft.report.run_page import RUN_REPORT
 from rft.rollout.sampler import EngineSampler
-from rft.rollout.source.base import Ahead, RolloutContext
+from rft.rollout.source.base import RolloutContext
 from rft.setup.components import Components
 from rft.setup.loadable import RunParts
 from rft.setup.unread import notices, unread_keys
@@ -57,8 +57,7 @@ class Changes:
         scoring: replaces that of the reward; None for that of the reward.
         faults: the folder for the rows of an update that is not finite; None for that of the run.
         last_step: the run stops after it; None where the config alone decides.
-        evaluates: the held-out sets are evaluated.
-        probes: the canary tasks are answered.
+        evaluates, probes: the held-out sets are evaluated, the canary tasks are answered.
         ahead: text is sampled ahead of its steps, as far as the config says.
     """
 
@@ -261,10 +260,8 @@ class Job(Components):
             chosen: the folder of the run; None where no run is continued.
             changes: of the mode; None for no changes.
         """
-        run, context = self.run, self.model_context(world, loaded)
-        changes, rollout = changes or Changes(), run.rollout
-        ahead = changes.ahead and rollout.staleness > 0
-        models = self.build_models(context, folder)
+        run, changes = self.run, changes or Changes()
+        models = self.build_models(self.model_context(world, loaded), folder)
         policy = trainable(models[POLICY])
         sampler = self.start_sampler(world, policy, loaded, folder)
 
@@ -286,7 +283,7 @@ class Job(Components):
                 sampling=run.rollout,
                 scoring=changes.scoring or self.reward.begin,
                 logprobs=logprobs,
-                ahead=Ahead(rollout.staleness, rollout.in_flight, steps) if ahead else None,
+                ahead=run.rollout.ahead(steps) if changes.ahead else None,
             )
             made: Source = target.build(context=context)
             return made

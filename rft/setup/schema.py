@@ -17,6 +17,7 @@ from rft.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Seed, Steps
 from rft.remote.http_limits import ScoringLimits, is_loopback
 from rft.rollout.engine.base import Engine, WhileUpdating
 from rft.rollout.engine.sampling import Sampling
+from rft.rollout.source.base import Ahead
 from rft.train.checkpoint.options import CheckpointOptions
 from rft.train.diverged import FaultOptions
 from rft.train.folder.run_folder import RESULT
@@ -96,6 +97,10 @@ class Rollout(Sampling):
     def updating(self) -> WhileUpdating | None:
         """`while_updating` where requests can run during an update of the weights; else None."""
         return self.while_updating if self.staleness else None
+
+    def ahead(self, steps: int) -> Ahead | None:
+        """How far the text of a stage of so many steps is sampled ahead; None where each step samples its own."""
+        return Ahead(self.staleness, self.in_flight, steps) if self.staleness else None
 
 
 @dataclass

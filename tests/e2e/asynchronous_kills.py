@@ -54,7 +54,7 @@ def main():
     while left:
         killed, before = True, []
         while killed:
-            kill = draw.uniform(0.1, 1.0) if left else None
+            kill = draw.uniform(0.1, 0.3) + 0.2 * (left % 4) if left else None  # early and late ones
             left -= kill is not None
             killed, _ = forked(partial(fit, config, kill, whole_s))
             if before:

@@ -116,7 +116,7 @@ def test_kills_at_random_moments_lose_and_double_no_prompt(sized, resolved, tmp_
     config = resolved(*sized(*run, f"rollout.engine._target_={ENGINES}.Recorded", "strategy.device=cpu"))
     (tmp_path / "config.json").write_text(json.dumps(config))
     environment = os.environ | {"PYTHONPATH": str(Path(rft.__file__).parent.parent), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(SCRIPT), str(tmp_path), os.environ.get("RFT_RANDOM_KILLS", "4")]
+    command = [sys.executable, str(SCRIPT), str(tmp_path), os.environ.get("RFT_RANDOM_KILLS", "8")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=ENDS_S)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "outcomes.json").read_text())

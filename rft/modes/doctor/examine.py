@@ -256,7 +256,7 @@ class Examination:
         if gaps.get("before", 0.0) > self.tolerance:
             fault = "stamps tokens with weights that did not sample them: fix Completion.versions of"
         else:
-            fault = "goes on with keys and values of older weights behind an update: fix update_weights of"
+            fault = "continues with keys and values of older weights behind an update: fix update_weights of"
         yield f"the engine {fault} rollout.engine._target_, or set rollout.staleness=0"
 
     def draw_while_updating(self) -> tuple[TensorDict, Tensor, int]:

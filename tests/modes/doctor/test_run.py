@@ -121,7 +121,7 @@ def test_float8_of_the_trainer_is_named(scaled, examined, monkeypatch):
     [
         ("GoesOn", None),
         ("StampsAnswersWithTheLastVersion", "stamps tokens with weights that did not sample them"),
-        ("GoesOnWithOlderWeights", "goes on with keys and values of older weights behind an update"),
+        ("GoesOnWithOlderWeights", "continues with keys and values of older weights behind an update"),
     ],
 )
 def test_weights_that_arrive_while_answers_are_sampled(engine, cause, examined):
