@@ -265,20 +265,20 @@ class Examination:
         Returns:
             The batch, the versions (V,) of the policy's weights, and how often weights arrived.
         """
-        self.publish()
+        self.publish(SCALE)  # first, so that one update is enough for tokens of the policy behind it
         started = time.perf_counter()
         self.draw()
         pause, source = (time.perf_counter() - started) / UPDATES, self.stage.source
         assert isinstance(source, RolloutSource)
         source.load_state_dict(copy.deepcopy(self.position))
-        updates, own = 0, [self.trainer.step]
+        updates, own = 0, list[int]()
         with ThreadPoolExecutor(1, "draw") as threads:
             drawing = threads.submit(source.draw, Metrics())  # no collective, as this thread calls them
             while not all(self.world.gather(drawing.done())):
                 wait([drawing], timeout=pause)
                 updates += 1
-                self.publish(SCALE if updates % 2 else 1.0)
-                own += [] if updates % 2 else [self.trainer.step]
+                self.publish(1.0 if updates % 2 else SCALE)
+                own += [self.trainer.step] if updates % 2 else []
         batch = collate(list(itertools.chain(*drawing.result())))
         self.publish()
         return batch.set("loss_mask", sampled_mask(batch)), torch.tensor(own), updates
