@@ -11,6 +11,7 @@ outcome than those that the kind allows; see the modules of scripts/fuzzing.
 
 import argparse
 import logging
+import resource
 import signal
 import sys
 import time
@@ -24,6 +25,7 @@ from fuzzing import answers, responses, rows
 
 KINDS: dict[str, ModuleType] = {"rows": rows, "responses": responses, "answers": answers}
 LONGEST_S = 30  # of one input, on a machine that does other things
+MOST_BYTES = 8 * 2**30  # of memory: an input that asks for more fails, and does not end other processes
 SHOWN = 5  # inputs that fail, in full
 
 
@@ -111,4 +113,5 @@ def _too_long(signum: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     sys.exit(main())
