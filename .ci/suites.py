@@ -50,7 +50,6 @@ SUITES = {
     "servers": Suite(
         (
             "rft/rollout/engine/*.py",
-            "rft/rollout/schedule",
             "rft/rollout/server",
             "rft/remote",
             "rft/config/rollout",
@@ -61,7 +60,6 @@ SUITES = {
             "rft/modes/doctor",
             "scripts/install_*_cpu.sh",
             "scripts/repair_torchvision.sh",
-            "tests/e2e/test_asynchronous_servers.py",
             "tests/families",
             "tests/rollout/*.py",
             "tests/rollout/server",

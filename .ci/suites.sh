@@ -140,8 +140,7 @@ suite_torchvision() {  # in a folder: its wheel is of CUDA
 
 suite_servers() {  # of vLLM and SGLang
   pytest -n 0 -m suite tests/rollout/server/test_engine_media.py tests/rollout/server/test_vllm_lora.py \
-    tests/rollout/server/test_vllm_real_servers.py tests/modes/doctor/test_run_servers.py \
-    tests/e2e/test_asynchronous_servers.py
+    tests/rollout/server/test_vllm_real_servers.py tests/modes/doctor/test_run_servers.py
 }
 
 suite_vllm() {  # in this process

@@ -26,6 +26,7 @@ from rft.rollout.server.weights import buckets
 from rft.rollout.server.weights.buckets import Bucket
 from rft.rollout.server.weights.version import WeightVersion
 from tests.conftest import SOON_S
+from tests.e2e.killed_servers import check_kills
 from tests.helpers import engine_context, yaml_options
 from tests.rollout.contexts import sampling_of_yaml
 from tests.rollout.server.own_transfer import PLUGIN, use_gloo
@@ -328,3 +329,11 @@ def up(engine, peer):
         return asyncio.run(engine._server_api.version(peer)) == engine.version
     except OSError:
         return False
+
+
+@pytest.mark.slow
+@pytest.mark.suite
+def test_an_asynchronous_run_and_its_server_are_killed(sized, tmp_path):
+    """RFT_SERVER_KILLS=10 kills the run ten times."""
+    python = interpreter("vllm") or pytest.skip("RFT_VLLM_PYTHON names no interpreter, and this one has no vllm")
+    check_kills(sized, tmp_path, python, int(os.environ.get("RFT_SERVER_KILLS", "1")))

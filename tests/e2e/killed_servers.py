@@ -1,7 +1,4 @@
-"""An asynchronous run with a real vLLM server: both are killed, and the run continues with all that was sampled.
-
-RFT_SERVER_KILLS=10 kills the run ten times.
-"""
+"""An asynchronous run with a real vLLM server: both are killed, and the run continues with all that was sampled."""
 
 import json
 import os
@@ -15,20 +12,17 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-import pytest
 from transformers import AutoTokenizer
 
 import rft
 from rft.train.checkpoint.saved_state import SavedState
 from tests.conftest import ENDS_S
 from tests.e2e.killed import signal_all
-from tests.rollout.server.real_servers import QUIET, gone, interpreter, processes_of, until
+from tests.rollout.server.real_servers import QUIET, gone, processes_of, until
 
-PYTHON = interpreter("vllm")
 PROMPTS, SAMPLES = 8, 2
 RUN = (
     "rollout=vllm_server",
-    f"rollout.engine.servers.python={PYTHON}",
     "rollout.engine.servers.poll_s=0.2",
     "+rollout.engine_args.enforce_eager=true",
     "+rollout.engine_args.max_model_len=192",
@@ -50,21 +44,27 @@ RUN = (
 )
 
 
-@pytest.mark.slow
-@pytest.mark.suite
-@pytest.mark.skipif(not PYTHON, reason="RFT_VLLM_PYTHON names no interpreter, and this one has no vllm")
-def test_a_run_and_its_server_are_killed(sized, tmp_path):
-    kills, draw, run, kept = int(os.environ.get("RFT_SERVER_KILLS", "1")), random.Random(5), tmp_path / "run", []
+def check_kills(sized, folder, python, kills):
+    """Kills a run at random moments, and before the first time its server.
+
+    Args:
+        sized: the fixture.
+        folder: for the run.
+        python: that has vLLM.
+        kills: of the run.
+    """
+    draw, run, kept = random.Random(5), folder / "run", []
     steps = 3 * kills + 4
     sizes = [word for word in sized("warmup=none") if "head_dim" not in word]
     command = [sys.executable, "-m", "rft.main", "output_dir=run", *sizes, *RUN, f"steps={steps}"]
+    command += [f"rollout.engine.servers.python={python}"]
     environment = os.environ | QUIET | {"PYTHONPATH": str(Path(rft.__file__).parent.parent)}
 
     @contextmanager
     def started():
         """A process of the run, which is killed at the end of the block if it still runs."""
-        with (tmp_path / "said").open("a") as said:
-            process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=said, stderr=said)
+        with (folder / "said").open("a") as said:
+            process = subprocess.Popen(command, cwd=folder, env=environment, stdout=said, stderr=said)
         try:
             yield process
         finally:
@@ -74,7 +74,7 @@ def test_a_run_and_its_server_are_killed(sized, tmp_path):
     def goes_on(process, more):
         enough = len(trained(run)) + more
         until(lambda: len(trained(run)) >= enough or process.poll() is not None, ENDS_S)
-        assert process.poll() is None, (tmp_path / "said").read_text()
+        assert process.poll() is None, (folder / "said").read_text()
 
     for number in range(kills):
         with started() as process:
@@ -87,7 +87,7 @@ def test_a_run_and_its_server_are_killed(sized, tmp_path):
         until(partial(gone, own), ENDS_S)
         kept.append(SavedState((run / "checkpoints" / "latest").resolve())["source"]["ahead"])
     with started() as process:
-        assert process.wait(ENDS_S) == 0, (tmp_path / "said").read_text()
+        assert process.wait(ENDS_S) == 0, (folder / "said").read_text()
 
     rows = trained(run)
     assert [row["step"] for row in rows] == [*range(1, steps + 1)]
