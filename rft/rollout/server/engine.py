@@ -190,8 +190,8 @@ class ServersEngine(Engine):
             for sample, one in enumerate(its):
                 if one.complete and one.begun is not None:
                     finish(number, sample, one.begun)
-            asked.append([one for one in its if not one.complete])
             places.append([sample for sample, one in enumerate(its) if not one.complete])
+            asked.append([its[sample] for sample in places[-1]])
         order = min((request.order for request in requests), default=0)
         self._loop.run(
             self._balancer.run(asked, lambda number, place, found: finish(number, places[number][place], found), order)
