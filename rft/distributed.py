@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from rft.waits import waiting
 
 JOIN_S = 600.0  # seconds in which all ranks of a run must have started
+START_S = 0.05  # seconds after which rank 0 looks again which ranks have started
 FAILURE = "rft/failure"  # key in the store of the process group: [rank, message] of the first error
 
 
@@ -200,7 +202,7 @@ def start(device: str) -> World:
         try:
             if "RANK" in os.environ:
                 with _waiting_for_ranks("to start"):
-                    dist.init_process_group(backend, timeout=timedelta(seconds=JOIN_S))
+                    _join(backend)
             else:
                 dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
         except dist.DistError as error:  # of the store, through which the ranks find each other
@@ -219,6 +221,44 @@ def start(device: str) -> World:
     if kind == "cuda":
         check_nccl(world)
     return world
+
+
+def _join(backend: str) -> None:
+    """Joins the process group of torchrun, or of another program that sets its variables."""
+    timeout = timedelta(seconds=JOIN_S)
+    if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
+        dist.init_process_group(backend, timeout=timeout)
+    else:
+        store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
+        dist.init_process_group(
+            backend, timeout=timeout, store=fresh_part(store, rank, size), rank=rank, world_size=size
+        )
+
+
+def fresh_part(store: dist.Store, rank: int, size: int) -> dist.Store:
+    """The part of a store that only this start of the ranks writes: torchrun (PyTorch 2.13) keeps the store when it
+    starts them again, with all that they have written. A collective.
+
+    Each rank asks rank 0 for the name of the part with a name of its own, so none reads an answer of an earlier start.
+
+    Raises:
+        dist.DistStoreError: not all ranks start within `JOIN_S`.
+    """
+    own = uuid4().hex
+    if rank > 0:
+        store.set(f"rft/asked/{rank}", own)
+        part = store.get(f"rft/answer/{own}").decode()
+        store.set(f"rft/joined/{part}/{rank}", "")
+        return dist.PrefixStore(part, store)
+    deadline, missing = time.monotonic() + JOIN_S, list(range(1, size))
+    while missing := [other for other in missing if not store.check([f"rft/joined/{own}/{other}"])]:
+        if time.monotonic() > deadline:
+            raise dist.DistStoreError(f"ranks {', '.join(map(str, missing))} have not started")
+        for other in missing:
+            asked = store.compare_set(f"rft/asked/{other}", "", "").decode()  # empty before the rank has started
+            store.set(f"rft/answer/{asked}", own)
+        time.sleep(START_S)
+    return dist.PrefixStore(own, store)
 
 
 def _all_ranks() -> str:
@@ -308,8 +348,8 @@ def stop() -> None:
         dist.destroy_process_group()
 
 
-def leave() -> None:
-    """Ends a process of torchrun after a barrier; does nothing without torchrun.
+def leave(status: int = 0) -> None:
+    """Ends a process of torchrun after a barrier, with this exit status; does nothing without torchrun.
 
     It skips the interpreter's teardown, in which threads of gloo sometimes abort a process after its work is done.
     """
@@ -318,4 +358,4 @@ def leave() -> None:
             dist.barrier()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)
+        os._exit(status)

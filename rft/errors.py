@@ -38,7 +38,19 @@ class FunctionError(ValueError):
 
 
 class Stopped(BaseException):
-    """The run has stopped after a step, with a checkpoint, because of a signal or `max_time`."""
+    """The run has stopped after a step, with a checkpoint: it can be continued.
+
+    Attributes:
+        step: the last one.
+        cause: a signal such as `SIGTERM`, or `max_time=3h50m`.
+    """
+
+    def __init__(self, step: int, cause: str) -> None:
+        super().__init__(step, cause)
+        self.step, self.cause = step, cause
+
+    def __str__(self) -> str:
+        return f"stopped by {self.cause} after step {self.step}, with a checkpoint; the same command continues the run"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -36,6 +36,7 @@ from rft.setup.yaml_errors import YAML_ERRORS, broken_yaml
 CONFIG_FOLDER = Path(__file__).parent / "config"
 HYDRA_FOLDER = Path(hydra.__file__).parent / "conf"  # the options of Hydra itself
 INTERRUPTED = 130  # exit status after SIGINT, as a shell has it
+STOPPED = os.EX_TEMPFAIL  # 75: exit status of a run that has stopped and can be continued
 OF_ANY_TERM = re.compile(r"reward\.terms\.\w+\.(call|gate|clip)\b")  # keys that few yaml files of terms contain
 USER_ERRORS = (HydraException, OmegaConfBaseException, ValueError, OSError)
 
@@ -83,7 +84,8 @@ def run_job(config: DictConfig) -> float:
 
 def main() -> None:
     """Runs `run`. A mistake of the user is printed as one message, a bug of this package as a traceback. After an
-    interrupt it prints nothing: the log of a run has done so."""
+    interrupt it prints nothing: the log of a run has done so. The exit status of a run that can be continued is
+    `STOPPED`; under torchrun, which would take that for a failure, it is 0."""
     given, flags = get_args_parser().parse_known_intermixed_args(sys.argv[1:])
     if flags:
         Console(stderr=True, soft_wrap=True).print(Text.assemble(("error:", "bold red"), f" {unknown_flag(flags[0])}"))
@@ -93,6 +95,7 @@ def main() -> None:
     full_error = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
     error: Exception | None = None
+    status = 0
     try:
         if given.config_dir:
             sys.path.insert(0, str(Path(given.config_dir).resolve()))  # the folder of the recipe's plugins
@@ -102,7 +105,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except Stopped:  # the log of the run has printed how to continue; the other jobs of a sweep do not start
-        pass
+        status = 0 if "TORCHELASTIC_RUN_ID" in os.environ else STOPPED
     except JobFailed as failed:
         error = failed.error
     except YAML_ERRORS as raised:  # a UnicodeDecodeError is a ValueError, but names no file
@@ -128,7 +131,8 @@ def main() -> None:
     if "RANK" in os.environ:
         from rft.distributed import leave
 
-        leave()
+        leave(status)
+    sys.exit(status)
 
 
 def check_names(before: Iterable[Path], added: Path) -> None:

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 import rft
-from rft import waits
-from rft.distributed import _waiting_for_ranks, check_nccl, start
+from rft import distributed, waits
+from rft.distributed import _waiting_for_ranks, check_nccl, fresh_part, start
 from tests.conftest import SOON_S
 from tests.helpers import strategy_options
 from tests.ranks.forked import run_on_ranks
@@ -53,6 +54,24 @@ def test_a_second_start_keeps_the_process_group():
     group = dist.group.WORLD
     assert start("auto" if not torch.cuda.is_available() else "cpu").size == 1
     assert dist.group.WORLD is group
+
+
+def test_each_start_of_the_ranks_has_a_part_of_the_store_of_its_own(monkeypatch):
+    """torchrun keeps the store when it starts the ranks again."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True)
+
+    def ask(rank):
+        return fresh_part(dist.TCPStore("127.0.0.1", server.port, is_master=False), rank, 3)
+
+    for _ in range(2):
+        with ThreadPoolExecutor(3) as threads:
+            parts = list(threads.map(ask, range(3)))
+        assert [part.compare_set("failure", "", "") for part in parts] == [b""] * 3
+        parts[0].set("failure", "rank 1")
+        assert [part.get("failure") for part in parts] == [b"rank 1"] * 3
+    monkeypatch.setattr(distributed, "JOIN_S", 0.1)
+    with pytest.raises(dist.DistStoreError, match=r"^ranks 1, 2 have not started$"):
+        ask(0)
 
 
 def test_cuda_without_a_device_is_refused_with_the_cure(monkeypatch):

@@ -320,9 +320,10 @@ def test_the_page_on_metrics_lists_what_runs_log_and_the_page_on_runs_what_one_w
         r"^## The folder\n.*?```text\n\S+\n(.*?)```", (ROOT / "docs/runs.md").read_text(), re.DOTALL | re.MULTILINE
     )
     assert shown
+    of_some_runs = ("diverged/", "media/", "stopped.json", "warnings.txt")
     for line in shown[1].splitlines():
         path = line.split()[0]
-        assert path in ("diverged/", "media/", "warnings.txt") or list(folder.glob(path.replace("00000210", "*"))), path
+        assert path in of_some_runs or list(folder.glob(path.replace("00000210", "*"))), path
 
 
 def test_every_fault_of_the_page_on_runs_has_a_test():

@@ -10,6 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 import rft
+from rft.errors import Stopped
 from rft.main import HYDRA_FOLDER, check_names, main
 from rft.modes import MODES, find_mode
 from rft.setup.assembly import Job
@@ -140,6 +141,17 @@ def test_one_message_for_what_the_user_did_wrong(arguments, message, say, tmp_pa
 def test_the_message_of_a_process_that_was_started_by_torchrun_names_its_rank(say, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     assert say("sed=1")[2].startswith("rank 1: error: sed: no such key")
+
+
+@pytest.mark.parametrize(("variables", "status"), [({}, 75), ({"TORCHELASTIC_RUN_ID": "none"}, 0)])
+def test_a_run_that_can_be_continued_has_an_exit_status_of_its_own_except_under_torchrun(
+    variables, status, say, monkeypatch
+):
+    """torchrun restarts a process that ends with another status than 0."""
+    monkeypatch.setattr(rft.main, "run", lambda: (_ for _ in ()).throw(Stopped(4, "SIGUSR1")))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert say() == (status, "", "")
 
 
 def test_our_own_mistakes_keep_their_traceback(say, monkeypatch):

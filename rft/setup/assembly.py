@@ -44,7 +44,7 @@ from rft.train.memory import MakePlan, explain_out_of_memory, no_plan
 from rft.train.observation import Profiler
 from rft.train.records import Output, Trained, Watch
 from rft.train.stage import Stage
-from rft.train.stop import StopRequest
+from rft.train.stop import StopRequest, recording_stop
 from rft.train.trainer import Trainer
 from rft.train.unsaved import UnsavedMemory
 
@@ -112,7 +112,7 @@ class Job(Components):
         opened: RunLog = SilentLog()
         if world.rank == 0:
             opened = RunLog(folder, public, self.sinks, report=RUN_REPORT, store=self.store())
-        with opened as log, watchdog:  # the log gets the error of the rank that failed first
+        with recording_stop(world, folder), opened as log, watchdog:  # the log gets the first error of any rank
             for text in [*chosen.messages, *loaded.messages, *notices(run, self.algorithm, self.exact())]:
                 log.message(text)
             trainer, stages = self.assemble(world, loaded, folder, log, chosen=chosen)

@@ -91,3 +91,11 @@ class Stage:
     def weights_age(self, key: str, done: int) -> int:
         """Steps since the weights of a model beside the policy were replaced, of the `done` steps of the stage."""
         return min([done, *(schedule.weights_age(key, done) for schedule in self.schedules)])
+
+
+def steps_in_all(stages: Sequence[Stage], saved: Mapping[str, Any]) -> str:
+    """The steps of a run that continues from a checkpoint: `200`, or `at most 200` where `stop_at` may end a stage."""
+    open_stages = [(number, stage) for number, stage in enumerate(stages) if not stage.ended(number, saved)]
+    total = saved["step"] + sum(stage.steps for _, stage in open_stages)
+    total -= sum(saved["stage_step"] for number, _ in open_stages if number == saved["stage"])
+    return f"{'at most ' * any(stage.stop_at is not None for _, stage in open_stages)}{total}"

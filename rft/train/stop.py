@@ -1,20 +1,26 @@
 """Signals and the time limit that stop a run after its current step, with a checkpoint."""
 
+import json
 import os
 import re
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
+from rft.distributed import World
 from rft.errors import Stopped
 from rft.logger.console import drop_output
+from rft.logger.disk import replacing
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+STOPPED = "stopped.json"  # in the folder of a run that has stopped and can be continued, until it is
 SAME_S = 1.0  # signals within so many seconds are one: a launcher and a process group may both deliver it
 STARTED = time.monotonic()  # when the program was loaded
 DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
@@ -33,6 +39,21 @@ def seconds_of(duration: str) -> int:
     if seconds == 0:
         raise ValueError(f"max_time={duration!r}: write days, hours, minutes and seconds as in 3h50m, 1d12h or 90s")
     return seconds
+
+
+@contextmanager
+def recording_stop(world: World, folder: Path) -> Iterator[None]:
+    """A run that stops in the block, and can be continued, says so in its folder. A collective then."""
+    try:
+        yield
+    except Stopped as stopped:
+        world.decide(partial(_record_stop, folder / STOPPED, stopped))
+        raise
+
+
+def _record_stop(file: Path, stopped: Stopped) -> None:
+    with replacing(file) as written:
+        written.write_text(json.dumps({"step": stopped.step, "cause": stopped.cause}), encoding="utf-8")
 
 
 class StopRequest:
@@ -72,7 +93,7 @@ class StopRequest:
         """The exception that ends the run after this step, on every rank if one rank has to stop."""
         own = f"max_time={self._max_time}" if self.asked(step) else "a signal to another rank"
         cause = own if self._signal is None else self._signal.name
-        return Stopped(f"stopped by {cause} after step {step}, with a checkpoint; the same command continues the run")
+        return Stopped(step, cause)
 
     def __enter__(self) -> Self:
         self._handlers: dict[signal.Signals, Any] = {}

@@ -31,7 +31,7 @@ from rft.train.health import GAP, gap_warning, unscored_problem
 from rft.train.ledger import Ledger
 from rft.train.observation import sampled_texts
 from rft.train.records import Output, Trained, Watch
-from rft.train.stage import Phase, Stage
+from rft.train.stage import Phase, Stage, steps_in_all
 
 
 @dataclass(eq=False)
@@ -82,7 +82,8 @@ class Trainer:
                 self.step, self.numbers = saved["step"], saved["numbers"]
                 load_states(self.parts, saved)
             self.log.rewind(self.step)
-            self.log.message(f"continuing from {saved.folder}, after step {self.step}")
+            steps, origin = steps_in_all(stages, saved), saved.origin(self.world.size)
+            self.log.message(f"continues from step {self.step} of {steps} in {origin}")
             warn_of_changed_rows(saved.get("rows", {}), self.output.rows, self.log.warning)
         for number, stage in enumerate(stages):
             if saved is not None and stage.ended(number, saved):

@@ -1,8 +1,9 @@
 """A run on ranks under torchrun, one of which is killed.
 
-torchrun --nproc-per-node 2 killed_rank.py FOLDER [KILL]
+torchrun --nproc-per-node 2 --max-restarts 1 killed_rank.py FOLDER [KILL]
 
-FOLDER/config.json is the resolved config, and KILL the place where rank 1 is killed, as JSON; see kills.py.
+FOLDER/config.json is the resolved config, and KILL the place where rank 1 is killed before torchrun starts the ranks
+again, as JSON; see kills.py.
 """
 
 import json
@@ -19,7 +20,7 @@ from tests.e2e.kills import kill_at
 
 def main() -> None:
     torch.set_num_threads(1)
-    if os.environ["RANK"] == "1" and len(sys.argv) > 2:
+    if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and len(sys.argv) > 2:
         kill_at(*json.loads(sys.argv[2]))
     Job(json.loads((Path(sys.argv[1]) / "config.json").read_text())).fit("")
     leave()

@@ -43,11 +43,12 @@ def positions(ledger):
 
 
 @pytest.mark.slow
-def test_two_one_and_two_ranks_use_every_position_once(on_two_ranks, tiny, tmp_path):
+def test_two_one_and_two_ranks_use_every_position_once(on_two_ranks, tiny, tmp_path, capsys):
     run, waiting = tmp_path / "run", []
     on_two_ranks("steps=2")
     waiting.append(state(run)["ledger"]["train"].get(WAITING, []))
     Job(tiny(*RUN, "steps=3")).fit("")
+    assert "ranks: 2 then, 1 now)" in " ".join(capsys.readouterr().out.split())
     waiting.append(state(run)["ledger"]["train"].get(WAITING, []))
     on_two_ranks("steps=5")
     alone = tiny(*RUN, "steps=5")

@@ -15,6 +15,7 @@ import rft
 from rft.errors import Stopped
 from rft.setup.assembly import Job
 from rft.train.folder.run_lock import RunLock
+from rft.train.stop import STOPPED
 from rft.train.trainer import Trainer
 from tests.conftest import ENDS_S
 from tests.helpers import CLOCK, identical, numbers
@@ -90,9 +91,10 @@ def finished(resolved, sized, tmp_path_factory):
 @pytest.mark.parametrize(
     ("step", "number"), [(2, signal.SIGTERM), pytest.param(4, signal.SIGINT, marks=pytest.mark.slow)]
 )
-def test_a_signal_in_a_step_stops_the_run_after_it(step, number, finished, tiny, tmp_path, monkeypatch):
+def test_a_signal_in_a_step_stops_the_run_after_it(step, number, finished, tiny, tmp_path, monkeypatch, capsys):
     """Step 2 is the last of the warm-up."""
     (whole, returned), parts, update = finished, tiny(*SAVED), Trainer.update
+    stopped = tmp_path / "run" / STOPPED
 
     def interrupted(trainer, *arguments):
         if trainer.step == step:
@@ -109,7 +111,12 @@ def test_a_signal_in_a_step_stops_the_run_after_it(step, number, finished, tiny,
         signal.signal(number, before)
     assert saved_step(tmp_path / "run") == last_step(tmp_path / "run") == step
     assert (tmp_path / "run" / "report.html").exists() and not (tmp_path / "run" / "result.json").exists()
-    assert Job(parts).fit("") == returned
+    assert json.loads(stopped.read_text()) == {"step": step, "cause": number.name}
+    capsys.readouterr()
+    assert Job(parts).fit("") == returned and not stopped.exists()
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"continues from step {step} of 5 in {tmp_path}/run/checkpoints/step_{step:08d} (of 20" in said
+    assert "ranks:" not in said
     assert numbers(tmp_path / "run") == numbers(whole)
     assert identical(without_clock(tmp_path / "run"), without_clock(whole))
 
@@ -121,7 +128,7 @@ def test_a_run_stopped_five_times_ends_as_the_whole_run(launch, tiny, tmp_path):
         process = launch()
         wait_for(run, (steps or [0])[-1] + 2, process)
         process.send_signal(number)
-        assert process.wait(timeout=ENDS_S) == 0, (tmp_path / "log").read_text()
+        assert process.wait(timeout=ENDS_S) == 75, (tmp_path / "log").read_text()
         steps.append(saved_step(run))
         assert last_step(run) == steps[-1] < LAST
         assert f"stopped by {number.name} after step {steps[-1]}, with" in (tmp_path / "log").read_text()
@@ -129,7 +136,7 @@ def test_a_run_stopped_five_times_ends_as_the_whole_run(launch, tiny, tmp_path):
         lock.take(run)
         assert launch().wait(timeout=ENDS_S) == 1
         assert f"run is in use by process {os.getpid()} on " in (tmp_path / "log").read_text()
-    assert launch("max_time=1s").wait(timeout=ENDS_S) == 0, "which is over after a few steps"
+    assert launch("max_time=1s").wait(timeout=ENDS_S) == 75, "which is over after a few steps"
     assert steps[-1] < saved_step(run) < LAST and "stopped by max_time=1s after" in (tmp_path / "log").read_text()
     assert "Traceback" not in (tmp_path / "log").read_text()
     assert not (run / "result.json").exists()
@@ -145,7 +152,7 @@ def test_a_run_stopped_five_times_ends_as_the_whole_run(launch, tiny, tmp_path):
 @pytest.mark.slow
 def test_the_time_limit_stops_a_sweep_too(launch, tmp_path):
     process = launch("-m", "seed=0,1", "max_time=1s")
-    assert process.wait(timeout=ENDS_S) == 0, (tmp_path / "log").read_text()
+    assert process.wait(timeout=ENDS_S) == 75, (tmp_path / "log").read_text()
     assert len(list(tmp_path.glob("run*"))) == 1 and "stopped by max_time=1s" in (tmp_path / "log").read_text()
 
 
@@ -161,7 +168,8 @@ def test_all_ranks_stop_after_the_same_step(launch, tmp_path):
     process = launch(ranks=2)
     wait_for(run, first + 2, process)
     process.send_signal(signal.SIGTERM)  # torchrun passes it to its ranks, and ends with an error of its own
-    process.wait(timeout=ENDS_S)
+    assert process.wait(timeout=ENDS_S) == 1
+    assert json.loads((run / STOPPED).read_text()) == {"step": saved_step(run), "cause": "SIGTERM"}
     assert last_step(run) == saved_step(run) >= first + 2
     assert f"stopped by SIGTERM after step {saved_step(run)}," in (tmp_path / "log").read_text()
     assert not (run / "result.json").exists()

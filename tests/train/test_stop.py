@@ -1,5 +1,6 @@
 """Signals and the time limit, in real processes."""
 
+import json
 import os
 import re
 import signal
@@ -11,9 +12,10 @@ import time
 
 import pytest
 
+from rft.distributed import SINGLE_PROCESS
 from rft.errors import Stopped
 from rft.train import stop
-from rft.train.stop import StopRequest, seconds_of
+from rft.train.stop import STOPPED, StopRequest, recording_stop, seconds_of
 from tests.conftest import SOON_S
 
 WAIT = textwrap.dedent("""
@@ -157,6 +159,16 @@ def test_the_time_limit(monkeypatch):
     assert isinstance(request.stopped(3), Stopped)
     assert str(request.stopped(3)).startswith("stopped by max_time=1m30s after step 3")
     assert str(StopRequest(None, 1, int).stopped(3)).startswith("stopped by a signal to another rank after step 3")
+
+
+def test_a_stop_is_in_the_folder_and_an_error_is_not(tmp_path):
+    with pytest.raises(Stopped), recording_stop(SINGLE_PROCESS, tmp_path):
+        raise Stopped(3, "max_time=1m30s")
+    assert json.loads((tmp_path / STOPPED).read_text()) == {"step": 3, "cause": "max_time=1m30s"}
+    (tmp_path / STOPPED).unlink()
+    with pytest.raises(ValueError), recording_stop(SINGLE_PROCESS, tmp_path):
+        raise ValueError
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
 
 from rft.errors import describe
-from rft.train.checkpoint.manifest import digest, read_manifest
+from rft.train.checkpoint.manifest import MANIFEST, digest, read_manifest
 from rft.train.checkpoint.shards import load_tensors, reason_of
 from rft.train.checkpoint.tree import join, kinds, places
 
@@ -44,12 +45,19 @@ class SavedState(Mapping[str, Any]):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         facts = read_manifest(folder)
+        self._ranks: int | None = facts.get("ranks")
         with self.reading():
             self._tree: dict[str, Any] = dict(json.loads((folder / STATE).read_text(encoding="utf-8")))
             found = structure_of(self._tree)
             written = facts.get(STRUCTURE, found)  # older versions wrote none
             if changed := [key for key in {**written, **found} if written.get(key) != found.get(key)]:
                 raise TypeError(f"{', '.join(changed)}: a value has another type, or an entry is missing or new")
+
+    def origin(self, ranks: int) -> str:
+        """The folder, when the checkpoint was written, and by how many ranks if they are not as many as now."""
+        written = datetime.fromtimestamp((self.folder / MANIFEST).stat().st_mtime)
+        then = "" if self._ranks in (None, ranks) else f"; ranks: {self._ranks} then, {ranks} now"
+        return f"{self.folder} (of {written:%Y-%m-%d %H:%M}{then})"
 
     @contextmanager
     def reading(self) -> Iterator[None]:

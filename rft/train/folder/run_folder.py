@@ -21,6 +21,7 @@ from rft.logger.media import MEDIA
 from rft.train.checkpoint.names import checkpoints_in
 from rft.train.folder.resume import Difference, changed_keys, describe_changes, overrides, unloadable_keys
 from rft.train.folder.run_lock import LOCK, RunLock
+from rft.train.stop import STOPPED
 
 CONFIG = "config.yaml"
 RESULT = "result.json"  # written when a run has ended well, after its report
@@ -213,7 +214,8 @@ def _cure(changes: list[Difference]) -> str:
 def _continue(folder: Path, command: RunCommand, lock: RunLock) -> RunFolder:
     unlocked = lock.take(folder)
     state = "a finished run with fewer steps" if _finished(folder) else "an unfinished run of this config"
-    (folder / RESULT).unlink(missing_ok=True)
+    for name in (RESULT, STOPPED):
+        (folder / name).unlink(missing_ok=True)
     saved = read_config(folder)
     assert saved is not None
     source = start_of(saved)
