@@ -132,7 +132,8 @@ def main() -> None:
         from rft.distributed import leave
 
         leave(status)
-    sys.exit(status)
+    if status:
+        sys.exit(status)
 
 
 def check_names(before: Iterable[Path], added: Path) -> None:
