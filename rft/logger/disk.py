@@ -57,6 +57,12 @@ def replacing(path: Path) -> Iterator[Path]:
             raise
 
 
+def write_text(path: Path, text: str) -> None:
+    """Writes a file of text, which is whole and on the disk when it has its name. Raises as `replacing`."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
 def append(path: Path, data: bytes) -> None:
     """Adds bytes to the end of a file, made if it is missing, and waits until they are on the disk.
 

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rft.errors import listed
-from rft.logger.disk import make_folder, replacing
+from rft.logger.disk import make_folder, write_text
 
 METRICS = "metrics.jsonl"
 TRAJECTORIES = "trajectories"
@@ -231,8 +231,7 @@ def warn_of(path: Path, words: str) -> None:
 def write_atomically(path: Path, text: str) -> Path:
     """Writes a file and its folder, so that neither a reader nor a power cut leaves a partial file; see `replacing`."""
     make_folder(path.parent)
-    with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+    write_text(path, text)
     return path
 
 

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
@@ -17,7 +16,7 @@ from typing import Any, Self
 from rft.distributed import World
 from rft.errors import Stopped
 from rft.logger.console import drop_output
-from rft.logger.disk import replacing
+from rft.logger.disk import write_text
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 STOPPED = "stopped.json"  # in the folder of a run that has stopped and can be continued, until it is
@@ -47,13 +46,9 @@ def recording_stop(world: World, folder: Path) -> Iterator[None]:
     try:
         yield
     except Stopped as stopped:
-        world.decide(partial(_record_stop, folder / STOPPED, stopped))
+        note = json.dumps({"step": stopped.step, "cause": stopped.cause})
+        world.decide(lambda: write_text(folder / STOPPED, note))
         raise
-
-
-def _record_stop(file: Path, stopped: Stopped) -> None:
-    with replacing(file) as written:
-        written.write_text(json.dumps({"step": stopped.step, "cause": stopped.cause}), encoding="utf-8")
 
 
 class StopRequest:

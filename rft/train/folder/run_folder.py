@@ -15,7 +15,7 @@ from yaml import YAMLError
 
 from rft.distributed import World
 from rft.errors import did_you_mean
-from rft.logger.disk import make_folder, replacing
+from rft.logger.disk import make_folder, write_text
 from rft.logger.history import read_stages
 from rft.logger.media import MEDIA
 from rft.train.checkpoint.names import checkpoints_in
@@ -111,7 +111,7 @@ def choose_folder(command: RunCommand, lock: RunLock) -> RunFolder:
 
 def finish_folder(folder: Path, numbers: dict[str, float]) -> None:
     """Marks a run as finished: writes the last value of every metric."""
-    _write(folder / RESULT, json.dumps(numbers, indent=1, sort_keys=True))
+    write_text(folder / RESULT, json.dumps(numbers, indent=1, sort_keys=True))
 
 
 def finished_run(command: RunCommand) -> tuple[Path, dict[str, float]] | None:
@@ -267,7 +267,7 @@ def read_config(folder: Path) -> dict[str, Any] | None:
 def _write_config(folder: Path, command: RunCommand, source: Path | None) -> None:
     """Writes the config; `resume` is the checkpoint that the run starts from, so that no command names it again."""
     start = {} if source is None else {"resume": str(source)}
-    _write(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(command.config | start)))
+    write_text(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(command.config | start)))
 
 
 def plain(config: dict[str, Any]) -> dict[str, Any]:
@@ -275,9 +275,3 @@ def plain(config: dict[str, Any]) -> dict[str, Any]:
     found = OmegaConf.to_container(OmegaConf.create(OmegaConf.to_yaml(OmegaConf.create(config))))
     assert isinstance(found, dict)
     return {str(key): value for key, value in found.items()}
-
-
-def _write(path: Path, text: str) -> None:
-    """Writes a file that is complete on the disk when it has its name."""
-    with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8")
